@@ -1,5 +1,5 @@
 """What a teacher is worth: MiniLM, fine-tuned on a data set, teaches a student of three of its
-layers and a bag of words that have few labelled rows.
+layers and a bag of words that have few labeled rows.
 
     python benchmarks/distillation.py --set SST-2 --data DIR --model DIR --work runs/distillation
 
@@ -13,11 +13,11 @@ DIR of --data has the files of the set, as its authors named them:
 that of --model is a Hugging Face folder of an encoder; the student has every second of its layers.
 Each student learns
 
-    labels                          from --labelled rows, the same in every arm
+    labels                          from --labeled rows, the same in every arm
     teacher                         from these and the teacher's scores of them
-    teacher, unlabelled rows        the same, and the teacher's scores of the unlabelled rows
+    teacher, unlabeled rows         the same, and the teacher's scores of the unlabeled rows
     teacher, augmented rows         instead of the others, ten copies that `palm-ds augment` makes
-                                    of each labelled row
+                                    of each labeled row
 
 in the same number of steps of the same size, with every seed: it chooses the first weights of the
 head (of the bag of words: all weights), dropout and the order of rows. The rows that the teacher
@@ -31,7 +31,7 @@ that are part of one of them are not trained on.
 
 To compare the first two where all these rows have labels:
 
-    --labelled 12800 --unlabelled 0 --longer 4 --students bag --arms labels teacher
+    --labeled 12800 --unlabeled 0 --longer 4 --students bag --arms labels teacher
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ LENGTH = 64
 TEMPERATURE = 2.0
 
 Row = Mapping[str, Any]
-"""text_a, perhaps text_b, label; the label of an unlabelled row is None."""
+"""text_a, perhaps text_b, label; the label of an unlabeled row is None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,13 +91,13 @@ class Arm:
 
 
 ARMS: Mapping[str, Arm] = {
-    "labels": Arm(rows="labelled", taught=False),
-    "teacher": Arm(rows="labelled"),
-    "teacher, unlabelled rows": Arm(rows="unlabelled"),
+    "labels": Arm(rows="labeled", taught=False),
+    "teacher": Arm(rows="labeled"),
+    "teacher, unlabeled rows": Arm(rows="unlabeled"),
     "teacher, augmented rows": Arm(rows="augmented"),
-    "teacher, temperature 1": Arm(rows="labelled", logits={}),
-    "teacher, temperature 4": Arm(rows="labelled", logits={"temperature": 4.0}),
-    "teacher, squared error": Arm(rows="labelled", logits={"loss": "mse"}),
+    "teacher, temperature 1": Arm(rows="labeled", logits={}),
+    "teacher, temperature 4": Arm(rows="labeled", logits={"temperature": 4.0}),
+    "teacher, squared error": Arm(rows="labeled", logits={"loss": "mse"}),
 }
 FIRST_ARMS = list(ARMS)[:4]
 
@@ -109,8 +109,8 @@ class DataSet:
     read: Callable[[argparse.Namespace], tuple[list[Row], list[Row]]]
     """Rows to train on and to score."""
     teacher: int
-    labelled: int
-    unlabelled: int
+    labeled: int
+    unlabeled: int
     teacher_steps: int
     student_steps: Mapping[str, int]
 
@@ -123,8 +123,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--data", required=True, type=Path)
     parser.add_argument("--model", required=True, type=Path)
     parser.add_argument("--work", required=True, type=Path, help="folder of runs; kept")
-    parser.add_argument("--labelled", type=int, help="rows; default: the data set's own")
-    parser.add_argument("--unlabelled", type=int, help="likewise")
+    parser.add_argument("--labeled", type=int, help="rows; default: the data set's own")
+    parser.add_argument("--unlabeled", type=int, help="likewise")
     parser.add_argument("--held_out", type=int, default=2128)
     parser.add_argument("--students", nargs="+", choices=STUDENTS, default=list(STUDENTS))
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=FIRST_ARMS, metavar="ARM")
@@ -196,24 +196,24 @@ SETS: Mapping[str, DataSet] = {
     "SST-2": DataSet(
         read=sst2,
         teacher=20000,
-        labelled=800,
-        unlabelled=12000,
+        labeled=800,
+        unlabeled=12000,
         teacher_steps=625,
         student_steps={"bag": 600, "layers": 400},
     ),
     "SICK": DataSet(
         read=sick,
         teacher=2600,
-        labelled=400,
-        unlabelled=2000,
+        labeled=400,
+        unlabeled=2000,
         teacher_steps=250,
         student_steps={"bag": 300, "layers": 200},
     ),
     "Restaurant8k": DataSet(
         read=restaurant8k,
         teacher=3000,
-        labelled=400,
-        unlabelled=2000,
+        labeled=400,
+        unlabeled=2000,
         teacher_steps=250,
         student_steps={"bag": 300, "layers": 200},
     ),
@@ -228,15 +228,15 @@ def read_tsv(file: Path) -> list[dict[str, str]]:
 def write_rows(args: argparse.Namespace) -> None:
     data_set = SETS[args.data_set]
     rest, test = data_set.read(args)
-    labelled = data_set.labelled if args.labelled is None else args.labelled
-    unlabelled = data_set.unlabelled if args.unlabelled is None else args.unlabelled
-    first, second = data_set.teacher, data_set.teacher + labelled
-    rows = random.Random(0).sample(rest, second + unlabelled)
+    labeled = data_set.labeled if args.labeled is None else args.labeled
+    unlabeled = data_set.unlabeled if args.unlabeled is None else args.unlabeled
+    first, second = data_set.teacher, data_set.teacher + labeled
+    rows = random.Random(0).sample(rest, second + unlabeled)
     others = [{**row, "label": None} for row in rows[second:]]
     sets = {
         "teacher": rows[:first],
-        "labelled": rows[first:second],
-        "unlabelled": [*rows[first:second], *others],
+        "labeled": rows[first:second],
+        "unlabeled": [*rows[first:second], *others],
         "test": test,
     }
     for name, found in sets.items():
@@ -250,7 +250,7 @@ def write_augmented(args: argparse.Namespace) -> None:
 
     if file_of(args, "augmented").exists():
         return
-    table = open_table(str(file_of(args, "labelled")), TableSettings())
+    table = open_table(str(file_of(args, "labeled")), TableSettings())
     augment(table, file_of(args, "augmented"), AugmentSettings())
 
 
@@ -262,7 +262,7 @@ def load_rows(args: argparse.Namespace, rows: str) -> list[Row]:
     return [json.loads(line) for line in file_of(args, rows).read_text("utf-8").split("\n")[:-1]]
 
 
-def labelled_share(args: argparse.Namespace, rows: str) -> float:
+def labeled_share(args: argparse.Namespace, rows: str) -> float:
     every = load_rows(args, rows)
     return sum(row["label"] is not None for row in every) / len(every)
 
@@ -300,7 +300,7 @@ def recipe_of(args: argparse.Namespace, learner: Learner, arm: Arm, seed: int) -
     }
     # Both losses are means, over the rows with labels and over all: by its share, the label of a
     # row counts as much as its score.
-    weight = labelled_share(args, arm.rows) if arm.taught else 1.0
+    weight = labeled_share(args, arm.rows) if arm.taught else 1.0
     return {
         **start,
         "seed": seed,

@@ -1,4 +1,4 @@
-"""Classes from 8 or 16 labelled texts each: accuracy of three ways to learn them.
+"""Classes from 8 or 16 labeled texts each: accuracy of three ways to learn them.
 
     python benchmarks/few_shot.py --data DATA --model MINILM --output runs/few_shot [--seeds 1 2 3]
     python benchmarks/few_shot.py --data DATA --model MINILM --output runs/few_shot --table

@@ -325,7 +325,7 @@ def transformers_run(run: Run) -> dict[str, Any]:
         tokenizer=AutoTokenizer.from_pretrained(run.encoder),
         length=run.data_set.length,
     )
-    learned = task.features(task.rows, labelled=True)
+    learned = task.features(task.rows, labeled=True)
     with tempfile.TemporaryDirectory() as folder:
         trainer = _trainer(run, task, learned, folder)
         started = time.monotonic()

@@ -3,9 +3,9 @@
     python benchmarks/made_regions.py --work runs/regions
     python benchmarks/made_regions.py --work runs/regions --only answers --encoder ernie_vil
 
-An image has 4 regions: things (one of 8) in colours (one of 5). The features of a region are a
-vector of its thing plus one of its colour, with noise; its box says where it is. A text is about
-two of them: "a red cat left of a blue dog", or asks for a colour, or refers to one of them. So each
+An image has 4 regions: things (one of 8) in colors (one of 5). The features of a region are a
+vector of its thing plus one of its color, with noise; its box says where it is. A text is about
+two of them: "a red cat left of a blue dog", or asks for a color, or refers to one of them. So each
 task can be solved, and only by reading the image: what a task's baseline knows is the frequency of
 its labels.
 
@@ -34,9 +34,9 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.cpu import compute_on_cpu  # noqa: E402
 
 THINGS = ["cat", "dog", "cow", "tree", "car", "boat", "house", "bird"]
-COLOURS = ["red", "green", "blue", "black", "white"]
+COLORS = ["red", "green", "blue", "black", "white"]
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-OTHERS = ["a", "left", "right", "of", "what", "colour", "is", "the"]
+OTHERS = ["a", "left", "right", "of", "what", "color", "is", "the"]
 REGIONS, FEATURES, SIDE = 4, 24, 100
 ROWS = {"train": 4000, "test": 400}
 NOISE = 0.2
@@ -122,13 +122,13 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 # ---- rows ----
 
 
-def image_of(things: np.ndarray, colours: np.ndarray, rng: np.random.Generator) -> dict[str, Any]:
+def image_of(things: np.ndarray, colors: np.ndarray, rng: np.random.Generator) -> dict[str, Any]:
     """From left to right: boxes that do not overlap."""
-    table = np.random.default_rng(0).normal(size=(len(THINGS) + len(COLOURS), FEATURES))
+    table = np.random.default_rng(0).normal(size=(len(THINGS) + len(COLORS), FEATURES))
     left = np.arange(REGIONS) * SIDE / REGIONS + rng.uniform(0, 5, REGIONS)
     top = rng.uniform(0, 50, REGIONS)
     boxes = np.stack([left, top, left + rng.uniform(8, 14, REGIONS), top + 20], 1)
-    features = table[things] + table[len(THINGS) + colours]
+    features = table[things] + table[len(THINGS) + colors]
     features = features + NOISE * rng.normal(size=features.shape)
     classes = np.full((REGIONS, len(THINGS)), 0.01)
     classes[np.arange(REGIONS), things] = 1 - 0.01 * (len(THINGS) - 1)
@@ -158,28 +158,28 @@ def made_rows(count: int, seed: int) -> Iterator[dict[str, Any]]:
     rng = np.random.default_rng(seed)
     for number in range(count):
         things = rng.choice(len(THINGS), REGIONS, replace=False)
-        colours = rng.integers(len(COLOURS), size=REGIONS)
-        others = (colours + rng.integers(1, len(COLOURS), REGIONS)) % len(COLOURS)
+        colors = rng.integers(len(COLORS), size=REGIONS)
+        others = (colors + rng.integers(1, len(COLORS), REGIONS)) % len(COLORS)
         names, false = (
-            [f"{COLOURS[c]} {THINGS[t]}" for c, t in zip(each, things, strict=True)]
-            for each in (colours, others)
+            [f"{COLORS[c]} {THINGS[t]}" for c, t in zip(each, things, strict=True)]
+            for each in (colors, others)
         )
         first, second, asked = (int(x) for x in rng.choice(REGIONS, 3, replace=False))
         caption, graph = caption_of(names, first, second)
-        true, image, right = number % 2 == 0, image_of(things, colours, rng), int(rng.integers(4))
-        choices = [COLOURS[(colours[asked] + step) % len(COLOURS)] for step in range(4)]
+        true, image, right = number % 2 == 0, image_of(things, colors, rng), int(rng.integers(4))
+        choices = [COLORS[(colors[asked] + step) % len(COLORS)] for step in range(4)]
         yield {
             "image": image,
             "caption": caption,
             "graph": graph,
-            "question": f"what colour is the {THINGS[things[asked]]}",
-            "answer": {COLOURS[colours[asked]]: 1.0, COLOURS[others[asked]]: 0.3},
+            "question": f"what color is the {THINGS[things[asked]]}",
+            "answer": {COLORS[colors[asked]]: 1.0, COLORS[others[asked]]: 0.3},
             "claim": f"a {(names if true else false)[asked]}",
             "true": "yes" if true else "no",
             "grade": int(true),
-            "counted": f"colour is {COLOURS[(colours if true else others)[asked]]}",
-            "count": int((colours == (colours if true else others)[asked]).sum()),
-            "ask": f"what colour is the {THINGS[things[asked]]}",
+            "counted": f"color is {COLORS[(colors if true else others)[asked]]}",
+            "count": int((colors == (colors if true else others)[asked]).sum()),
+            "ask": f"what color is the {THINGS[things[asked]]}",
             "choices": choices[-right:] + choices[:-right] if right else choices,
             "right": right,
             "phrase": f"the {names[asked]}",
@@ -189,7 +189,7 @@ def made_rows(count: int, seed: int) -> Iterator[dict[str, Any]]:
 
 def write_rows(work: Path) -> None:
     work.mkdir(parents=True, exist_ok=True)
-    (work / "vocab.txt").write_text("\n".join([*SPECIALS, *OTHERS, *THINGS, *COLOURS]))
+    (work / "vocab.txt").write_text("\n".join([*SPECIALS, *OTHERS, *THINGS, *COLORS]))
     for seed, (part, count) in enumerate(ROWS.items(), 1):
         lines = (json.dumps(row) + "\n" for row in made_rows(count, seed))
         (work / f"{part}.jsonl").write_text("".join(lines))
@@ -331,7 +331,7 @@ def contrasted(pairs: np.ndarray) -> list[list[float]]:
 
 
 def worth(scores: Any, targets: Any) -> tuple[float, float]:
-    """What the likeliest answer is worth, and what any of the colours is, on average."""
+    """What the likeliest answer is worth, and what any of the colors is, on average."""
     return float(targets[0, scores[0].argmax()]), float(targets.mean())
 
 

@@ -6,7 +6,7 @@
     python benchmarks/retrieval.py stsb --rows rows --models MINILM runs/stsb
 
 `rows` reads the Cranfield collection (cran.all.1400, cran.qry, cranqrel*) and STS-B's csv files
-anywhere under DATA. Every third Cranfield query is held out with all its judgements. The scores
+anywhere under DATA. Every third Cranfield query is held out with all its judgments. The scores
 are computed from the vectors of `palm-ds embed`, with nothing of the training code: nDCG@10 by
 trec_eval over all documents; Spearman correlation of cosines by SciPy. `bm25` is that of the words
 of `palm-ds index`. Of sparse vectors the mean number of non-zero entries is shown, too.
@@ -50,7 +50,7 @@ def smart(path: Path) -> Iterator[dict[str, str]]:
 
 
 def write_cranfield(data: Path, output: Path) -> None:
-    """Query numbers of the judgements are places in the file of queries."""
+    """Query numbers of the judgments are places in the file of queries."""
     documents = [record["W"] for record in smart(find(data, "cran.all.1400"))]
     queries = [record["W"] for record in smart(find(data, "cran.qry"))]
     pairs = [line.split() for line in find(data, "cranqrel.q*").read_text().split("\n") if line]

@@ -40,7 +40,7 @@ class Kind(ABC):
     length: int
 
     @abstractmethod
-    def features(self, rows: list[Row], *, labelled: bool) -> list[Row]:
+    def features(self, rows: list[Row], *, labeled: bool) -> list[Row]:
         """What the model reads of rows; several of one row if it has windows."""
 
     @abstractmethod
@@ -67,12 +67,12 @@ class Classification(Kind):
     def target(self, row: Row) -> Any:
         return self.labels.index(row["label"])
 
-    def features(self, rows: list[Row], *, labelled: bool) -> list[Row]:
+    def features(self, rows: list[Row], *, labeled: bool) -> list[Row]:
         texts = [row["text_a"] for row in rows]
         pairs = [row["text_b"] for row in rows] if "text_b" in rows[0] else None
         found = self.tokenizer(texts, pairs, truncation=True, max_length=self.length)
         made = [{key: found[key][i] for key in found} for i in range(len(rows))]
-        if labelled:
+        if labeled:
             for each, row in zip(made, rows, strict=True):
                 each["labels"] = self.target(row)
         return made
@@ -83,7 +83,7 @@ class Classification(Kind):
         )
 
     def score(self, trainer: Trainer) -> float:
-        logits = self.logits(trainer, self.features(self.dev_rows, labelled=False))
+        logits = self.logits(trainer, self.features(self.dev_rows, labeled=False))
         return accuracy(logits.argmax(-1), [self.target(row) for row in self.dev_rows])
 
 
@@ -99,7 +99,7 @@ class Regression(Classification):
         )
 
     def score(self, trainer: Trainer) -> float:
-        logits = self.logits(trainer, self.features(self.dev_rows, labelled=False))
+        logits = self.logits(trainer, self.features(self.dev_rows, labeled=False))
         return pearson(logits[:, 0], [self.target(row) for row in self.dev_rows])
 
 
@@ -110,7 +110,7 @@ class Tagging(Kind):
     def labels(self) -> list[str]:
         return sorted({tag for row in self.rows for tag in row["tags"]})
 
-    def features(self, rows: list[Row], *, labelled: bool) -> list[Row]:
+    def features(self, rows: list[Row], *, labeled: bool) -> list[Row]:
         texts = [row["tokens"] for row in rows]
         found = self.tokenizer(
             texts, is_split_into_words=True, truncation=True, max_length=self.length
@@ -118,7 +118,7 @@ class Tagging(Kind):
         made = []
         for number, row in enumerate(rows):
             each = {key: found[key][number] for key in found}
-            if labelled:
+            if labeled:
                 each["labels"] = [-100] * len(each["input_ids"])
                 for word, place in first_tokens(found.word_ids(number)).items():
                     each["labels"][place] = self.labels.index(row["tags"][word])
@@ -136,7 +136,7 @@ class Tagging(Kind):
         found = self.tokenizer(
             texts, is_split_into_words=True, truncation=True, max_length=self.length
         )
-        logits = self.logits(trainer, self.features(self.dev_rows, labelled=False))
+        logits = self.logits(trainer, self.features(self.dev_rows, labeled=False))
         predicted = []
         for number, words in enumerate(texts):
             tags = ["O"] * len(words)
@@ -167,12 +167,12 @@ class Reading(Kind):
             return_offsets_mapping=True,
         )
 
-    def features(self, rows: list[Row], *, labelled: bool) -> list[Row]:
+    def features(self, rows: list[Row], *, labeled: bool) -> list[Row]:
         found = self.encoded(rows)
         made = []
         for window, number in enumerate(found["overflow_to_sample_mapping"]):
             each = {key: found[key][window] for key in INPUTS if key in found}
-            if labelled:
+            if labeled:
                 answer = rows[number]["answers"][0]
                 last = answer["start"] + len(answer["text"]) - 1
                 places = [found.char_to_token(window, c, 1) for c in (answer["start"], last)]
@@ -186,7 +186,7 @@ class Reading(Kind):
 
     def score(self, trainer: Trainer) -> float:
         found = self.encoded(self.dev_rows)
-        starts, ends = self.logits(trainer, self.features(self.dev_rows, labelled=False))
+        starts, ends = self.logits(trainer, self.features(self.dev_rows, labeled=False))
         best = [(-np.inf, "")] * len(self.dev_rows)
         for window, number in enumerate(found["overflow_to_sample_mapping"]):
             context = self.dev_rows[number]["context"]

@@ -99,8 +99,8 @@ def drawn(graph: Mapping[str, set[str]]) -> list[tuple[str, str]]:
     )
 
 
-def text(x: float, y: float, words: str, size: int = 13, colour: str = INK, more: str = "") -> str:
-    style = f'font-size="{size}" fill="{colour}" text-anchor="middle" {more}'.strip()
+def text(x: float, y: float, words: str, size: int = 13, color: str = INK, more: str = "") -> str:
+    style = f'font-size="{size}" fill="{color}" text-anchor="middle" {more}'.strip()
     return f'<text x="{x:g}" y="{y:g}" {style}>{escape(words)}</text>'
 
 
@@ -126,12 +126,12 @@ def way(top: float) -> Iterator[str]:
             yield text((start + end) / 2, y + 16, making[1], 10, BLUE)
 
 
-def arrow(x1: float, y1: float, x2: float, y2: float, colour: str, width: float = 1.2) -> str:
+def arrow(x1: float, y1: float, x2: float, y2: float, color: str, width: float = 1.2) -> str:
     bend = (y2 - y1) / 2
     path = f"M{x1:g} {y1:g}C{x1:g} {y1 + bend:g} {x2:g} {y2 - bend:g} {x2:g} {y2:g}"
-    head = "way" if colour == BLUE else "import"
+    head = "way" if color == BLUE else "import"
     return (
-        f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="{width:g}" '
+        f'<path d="{path}" fill="none" stroke="{color}" stroke-width="{width:g}" '
         f'marker-end="url(#{head})"/>'
     )
 
@@ -165,8 +165,8 @@ def picture() -> str:
     height = 110 + (max(levels().values()) + 1) * LEVEL
     heads = "".join(
         f'<marker id="{name}" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="{size}" '
-        f'markerHeight="{size}" orient="auto"><path d="M0 0L8 4L0 8z" fill="{colour}"/></marker>'
-        for name, colour, size in (("way", BLUE, 5), ("import", LINE, 7))
+        f'markerHeight="{size}" orient="auto"><path d="M0 0L8 4L0 8z" fill="{color}"/></marker>'
+        for name, color, size in (("way", BLUE, 5), ("import", LINE, 7))
     )
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '

@@ -204,10 +204,10 @@ class BaseTrainer(Summary, ABC):
         given = None if rows is None else listed_for(predictor, rows)
         for name in predictor.tasks:
             source = self.run.recipe.sources[self.run.recipe.built_tasks[name].source]
-            labelled = source.validation if given is None else given
-            if labelled:
+            labeled = source.validation if given is None else given
+            if labeled:
                 with self.session.evaluated_weights():
-                    scores[name] = scores_of(predictor, name, labelled, self.definition.processes)
+                    scores[name] = scores_of(predictor, name, labeled, self.definition.processes)
         if not scores:
             raise UserError("evaluate: give rows with labels; no task has `dev` rows")
         return scores

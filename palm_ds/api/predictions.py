@@ -62,7 +62,7 @@ def predictions_of(
             read = replace(read, bad_rows="stop", format=format or read.format)
             source = predictor.source(open_rows(rows, without_labels(read), "rows"))
             for task in (encoder_pass.input_task, *encoder_pass.tasks):
-                task.check(source, labelled=False)
+                task.check(source, labeled=False)
         except UserError as error:
             why = why or str(error)
             continue
@@ -82,7 +82,7 @@ def scores_of(
     task = predictor.tasks[name]
     read = replace(each.read, columns=_columns(each, rows))
     source = predictor.source(open_rows(rows, read, "rows"))
-    task.check(source, labelled=True)
+    task.check(source, labeled=True)
     made = _pass(predictor, each, source, processes, whole=True)[name]
     predictions = {row: each for row, each in enumerate(made) if each}  # {}: nothing to predict
     if not predictions:

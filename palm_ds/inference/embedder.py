@@ -95,7 +95,7 @@ class EmbeddingSettings(Settings):
     def _check_splade(self) -> None:
         """Raises UserError for a setting of dense vectors."""
         if self.layers != (-1,):
-            raise UserError("layers: splade's masked-LM head reads the last layer; remove it")
+            raise UserError("layers: splade's masked-LM head reads the last layer; remove `layers`")
         if self.dimensions:
             raise UserError("dimensions: splade's are words; give max_active_dims instead")
 
@@ -136,7 +136,7 @@ class Embedder:
         complete = complete_settings(settings, self.contents)
         if complete.pooling == SPLADE and self.words is None:
             raise UserError(
-                "pooling: splade reads a masked-LM head, with which this was not opened"
+                "pooling: splade needs the masked-LM head, without which this embedder was opened"
             )
         task_id = embedding_task_id(self.contents, complete.task)
         return replace(self, settings=complete, task_id=task_id)
@@ -330,7 +330,10 @@ def make_embedder(
     """An embedder with a checkpoint's built encoder and tokenizer. Raises UserError."""
     complete, stated = complete_settings(settings, contents), modules_of(contents)
     if complete.pooling == SPLADE and words is None:
-        raise UserError(f"{contents.path}: pooling: its masked-LM head is not built; give another")
+        raise UserError(
+            f"{contents.path}: pooling: splade needs the masked-LM head, which is not built; "
+            "choose another pooling"
+        )
     return Embedder(
         contents=contents,
         encoder=encoder,
@@ -348,7 +351,7 @@ def splade_head(contents: CheckpointContents) -> str:
     """The name of the masked-LM head that splade reads: that of the exported task, or the first.
     Raises UserError if there is none."""
     if not (heads := contents.masked_lm_heads):
-        raise UserError(f"{contents.path}: pooling: splade reads a masked-LM head, which it lacks")
+        raise UserError(f"{contents.path}: pooling: splade needs a masked-LM head; it has none")
     exported = contents.head_of.get(contents.export_task, "")
     return exported if exported in heads else heads[0]
 
@@ -367,19 +370,22 @@ def complete_settings(
     count = config.num_layers
     for number in settings.layers:
         if not -count - 1 <= number <= count:
-            raise UserError(f"layers: {number}: {folder} has {count}; 0 are the embeddings")
+            raise UserError(
+                f"layers: {number}: {folder} has layers 1 to {count}; 0 stands for the embeddings"
+            )
     reads = config.max_length
     longest = settings.max_length or embedding_length(contents)
     if not 3 <= longest <= reads:
         raise UserError(f"max_length: {longest}: {folder} reads from 3 to {reads} tokens")
     dimensions = 0 if settings.concat else settings.dimensions or stated.dimensions
     if dimensions > config.hidden_size:
-        raise UserError(f"dimensions: {dimensions}: vectors of {folder} have {config.hidden_size}")
+        size = config.hidden_size
+        raise UserError(f"dimensions: {dimensions}: vectors of {folder} have only {size} numbers")
     normalize = stated.normalize if settings.normalize is None else settings.normalize
     pooling = None if settings.tokens else settings.pooling or stated.pooling or "mean"
     most = settings.max_active_dims or (stated.max_active_dims if pooling == SPLADE else 0)
     if most and pooling != SPLADE:
-        raise UserError("max_active_dims: only of sparse vectors (pooling: splade)")
+        raise UserError("max_active_dims: only for sparse vectors (pooling: splade)")
     if pooling == SPLADE:
         splade_head(contents)  # checks itself
     if pooling == "pooler" and not has_pooler(contents):

@@ -56,11 +56,11 @@ class EmbeddingJob:
     def check(self, embedder: Embedder) -> None:
         """Raises UserError for what cannot be written."""
         if self.dtype not in TYPES:
-            raise UserError(f"dtype: {self.dtype!r}{suggest(self.dtype, TYPES)}")
+            raise UserError(f"dtype: no {self.dtype!r}{suggest(self.dtype, TYPES)}")
         if embedder.sparse:
             self._check_sparse()
         elif self.output.suffix not in _SUFFIXES:
-            raise UserError(f"{self.output}: its suffix is none of {', '.join(_SUFFIXES)}")
+            raise UserError(f"{self.output}: its suffix must be one of {', '.join(_SUFFIXES)}")
         if self.output.is_dir():
             raise UserError(f"{self.output}: is a folder; name a file")
         if embedder.settings.tokens and self.output.suffix == ".npy":
@@ -133,7 +133,7 @@ def texts_of(table: Table, columns: Mapping[str, str | int]) -> list[Text]:
     """The texts of a table; the pairs of one with two texts in a row, unless `columns` names the
     first alone. Raises UserError."""
     if "text_a" not in table.columns:
-        raise UserError(f"{', '.join(table.names)}: no column of texts; name it: --column NAME")
+        raise UserError(f"{', '.join(table.names)}: no text column; name one with --column NAME")
     texts = table.column("text_a")
     alone = "text_a" in columns and "text_b" not in columns
     if alone or "text_b" not in table.columns:

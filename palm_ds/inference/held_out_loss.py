@@ -88,7 +88,7 @@ def masked_lm_loss(
         sums += _sums(filler.model, batch, model.device)
     loss, right, count = sums.tolist()
     if not count:
-        raise UserError(f"{corpus.path}: no text to predict tokens of")
+        raise UserError(f"{corpus.path}: has no text whose tokens can be predicted")
     return MaskedLMLoss(loss / count, right / count, int(count))
 
 
@@ -96,7 +96,7 @@ def filler_for(model: TrainedModel, corpus: Corpus) -> Filler:
     """A predictor of the masked tokens of a corpus. Raises UserError as `masked_lm_loss`."""
     if model.tokenizer.fingerprint != corpus.tokenizer().fingerprint:
         raise UserError(
-            f"{corpus.path}: prepared with another tokenizer than that of {model.path}; prepare it "
+            f"{corpus.path}: prepared with a tokenizer other than that of {model.path}; prepare it "
             f"with `--tokenizer {model.contents.tokenizer}`"
         )
     return model.filler()

@@ -38,7 +38,7 @@ from palm_ds.train.setup.build import build_held_out, build_stream, full_config
 from palm_ds.train.setup.resolve import resolve
 from palm_ds.train.setup.sources import Data, open_data
 
-_COLOURS = ("cyan", "magenta", "green", "blue", "yellow")
+_COLORS = ("cyan", "magenta", "green", "blue", "yellow")
 _TOKENS = 12
 """At most this many tokens of a class are listed."""
 _CLASSES = 9
@@ -73,7 +73,7 @@ class View:
         return [self._own(number) if number < 0 else token for number, token in pairs]
 
     def _own(self, number: int) -> str:
-        """What an id below 0 stands for, which a task has beside the vocabulary."""
+        """The text of an id below 0, which a task has in addition to the vocabulary."""
         tasks = (task for dataset in self.datasets for task in dataset.tasks)
         named = next(filter(None, (task.own_token(number) for task in tasks)), f"<{number}>")
         if isinstance(named, str):
@@ -211,20 +211,20 @@ def as_text(view: View, row: int) -> Text:
     text = Text(f"row {row + 1}")
     text.append(f"  {counted(len(seen), 'sequence')}, {real} of {view.length} positions\n", "dim")
     for number, each in enumerate(seen):
-        text.append_text(_sequence(view, each, _COLOURS[number % len(_COLOURS)]))
+        text.append_text(_sequence(view, each, _COLORS[number % len(_COLORS)]))
     return text
 
 
-def _sequence(view: View, seen: PackedExample, colour: str) -> Text:
+def _sequence(view: View, seen: PackedExample, color: str) -> Text:
     example, dataset = seen.example, seen.dataset
     text = Text("  ")
-    text.append(dataset.name, f"bold {colour}")
+    text.append(dataset.name, f"bold {color}")
     end = seen.start + len(example) - 1
     place = f"positions {seen.start} to {end}, example {seen.number:,}, task id {dataset.task_id}"
     text.append(f"  {place}\n", "dim")
     for first, last in _segments(example.token_type_ids):
         text.append(f"    segment {example.token_type_ids[first]}  ", "dim")
-        text.append_text(_tokens(view, example, first, last, colour))
+        text.append_text(_tokens(view, example, first, last, color))
         text.append("\n")
     for task in dataset.tasks:
         text.append(f"    {task.name}: ", "bold")
@@ -238,7 +238,7 @@ def _segments(segments: np.ndarray) -> list[tuple[int, int]]:
     return list(zip([0, *cuts.tolist()], [*cuts.tolist(), len(segments)], strict=True))
 
 
-def _tokens(view: View, example: Example, first: int, last: int, colour: str) -> Text:
+def _tokens(view: View, example: Example, first: int, last: int, color: str) -> Text:
     """Tokens separated by spaces, or `·` within a word. The original of a masked or replaced token
     follows in brackets; `(=)` marks one that is predicted but unchanged."""
     vocabulary = view.tokenizer.vocabulary
@@ -258,10 +258,10 @@ def _tokens(view: View, example: Example, first: int, last: int, colour: str) ->
             text.append(word, "bold reverse" if masked else "bold red")
             text.append(f"({was})", "dim")
         elif predicted[at]:
-            text.append(word, f"underline {colour}")
+            text.append(word, f"underline {color}")
             text.append("(=)", "dim")
         else:
-            text.append(word, "dim" if example.source_offsets[at] < 0 else colour)
+            text.append(word, "dim" if example.source_offsets[at] < 0 else color)
     return text
 
 

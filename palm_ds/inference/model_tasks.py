@@ -97,7 +97,7 @@ def check_numbers(contents: CheckpointContents) -> None:
         if head.outputs.problem_type == "regression" and head.classes > 1:
             raise UserError(
                 f"{contents.path}: its head {name!r} predicts {head.classes} numbers (problem_type "
-                "regression), tasks here one; for classes problem_type is "
+                "regression), but tasks here predict one; for classes, problem_type is "
                 "single_label_classification or multi_label_classification"
             )
 

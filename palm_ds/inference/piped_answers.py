@@ -2,7 +2,7 @@
 
     batches ──rows of the same columns──> a table ──predictor, embedder──> {"index": 0, ...}
 
-What is answered to a row does not depend on those that came with it, but for rounding. A row that
+The answer to a row does not depend on the rows that came with it, except for rounding. A row that
 cannot be read ends the answers; those before it are answered.
 """
 
@@ -109,7 +109,7 @@ class PredictionAnswer:
             table = Table.from_read(rows, without_labels(read))
             source = self.predictor.source(table)
             for task in (each.input_task, *each.tasks):
-                task.check(source, labelled=False)
+                task.check(source, labeled=False)
         return table
 
     def _predict(self, table: Table, each: EncoderPass, records: Sequence[Record]) -> None:

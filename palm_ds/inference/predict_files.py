@@ -81,7 +81,7 @@ class PredictionSummary:
     reports: Mapping[str, ScoreReport]
     """{task: scores by class}, as far as tasks have such."""
     notes: Sequence[str]
-    """What the user should know."""
+    """Remarks for the user."""
     files: Sequence[Path]
 
 
@@ -159,7 +159,7 @@ def open_inputs(predictor: Predictor, job: PredictionJob) -> list[_InputTable]:
         source = predictor.source(sources.bare)
         with wanted_by(each.tasks, predictor):
             for task in (each.input_task, *each.tasks):
-                task.check(source, labelled=False)
+                task.check(source, labeled=False)
     return opened
 
 
@@ -331,7 +331,7 @@ def _scores(
 
 
 def _may_score(task: TableTask, source: TableSource) -> bool:
-    """Not if it needs labels and the input has none of any kind."""
+    """False if it needs labels and the input has none of any kind."""
     labels = task.label_roles()
     return not labels or any(is_label(role) or role in labels for role in source.columns)
 
@@ -340,7 +340,7 @@ def _check_labels(task: TableTask, source: TableSource) -> None:
     """Raises UserError if the labels cannot be scored. Rows that training drops (`drop`) may have
     any label."""
     if any(role in source.columns for role in task.label_roles()):
-        task.check(source, labelled=True)
+        task.check(source, labeled=True)
 
 
 def _publish(

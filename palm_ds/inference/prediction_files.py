@@ -35,8 +35,8 @@ LINES = "predictions.json"
 
 @dataclass(frozen=True)
 class FinishedPredictions:
-    """The predictions of one task, read anew from their parts wherever they are needed, as there
-    may be more of them than fit into memory."""
+    """The predictions of one task, read again from their parts whenever they are needed: there may
+    be more of them than fit into memory."""
 
     parts: Sequence[Path]
     """Files of rows that follow one another, with a line of JSON for each task: a list."""
@@ -159,7 +159,7 @@ def read_predictions(path: Path, *, tags: bool = False) -> Iterator[StoredPredic
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as text: {error}") from None
     if not text.strip():
-        raise UserError(f"{path}: no predictions")
+        raise UserError(f"{path}: has no predictions")
     whole = _object(text)
     if whole is not None:
         for key, text in whole.items():

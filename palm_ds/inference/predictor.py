@@ -167,8 +167,8 @@ class Predictor:
                 pieces = []
 
     def generating(self, settings: Mapping[str, Any]) -> Predictor:
-        """The same with other settings of how texts are written (`generate` of a generation task).
-        Raises UserError if no task writes texts."""
+        """The same with other settings for generation (`generate` of a generation task). Raises
+        UserError if no task generates texts."""
         if not settings:
             return self
         tasks: dict[str, Any] = {
@@ -177,11 +177,11 @@ class Predictor:
             if isinstance(task, TextGenerator)
         }
         if not tasks:
-            raise UserError(f"generate: no task writes texts; they are {', '.join(self.tasks)}")
+            raise UserError(f"generate: none of the tasks ({', '.join(self.tasks)}) writes texts")
         return replace(self, tasks={**self.tasks, **tasks})
 
     def limits(self, each: EncoderPass) -> GenerationLimits:
-        """With which the sources of texts are read."""
+        """The limits for reading the sources of texts."""
         return GenerationLimits(
             length=self.recipe.length,
             segments=self.recipe.backbone_config.token_types,

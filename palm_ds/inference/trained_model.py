@@ -130,7 +130,7 @@ class TrainedModel(Settings):
                     "give a folder that palm-ds finetune wrote"
                 )
             return make_recipe(dict(self.contents.recipe), str(self.path / INFO))
-        if huggingface.recognises(self.path):
+        if huggingface.recognizes(self.path):
             return recipe_of(self.contents)
         if not self._is_checkpoint:
             raise UserError(
@@ -249,7 +249,7 @@ class TrainedModel(Settings):
         )
 
     def reading(self, task: str, head: str) -> Reading:
-        """Where a masked-LM head predicts a token: as its task does, if the recipe is known."""
+        """The place where a masked-LM head predicts a token: its task's, if the recipe is known."""
         own = dict(self.contents.recipe.get("tasks") or {}).get(task)
         if own is not None and self.contents.head_of.get(task) == head:
             return build(task, own).head_outputs().reading

@@ -107,10 +107,10 @@ class Model(nn.Module):
         losses, the generators, then what is learned from a teacher."""
         learned = {name: name not in self._task_of for name in self.teacher_weights}
         generators = [generator_name(x) for x, y in self.head_of.items() if y in self.generators]
-        return dict.fromkeys([*self.labelled, *generators], False) | learned
+        return dict.fromkeys([*self.labeled, *generators], False) | learned
 
     @property
-    def labelled(self) -> dict[str, nn.Module]:
+    def labeled(self) -> dict[str, nn.Module]:
         """{loss over labels: its head}: the tasks, then their further losses."""
         return {task: self.heads[head] for task, head in self.head_of.items()} | self._further
 
@@ -133,9 +133,9 @@ class Model(nn.Module):
         return self._outputs(batch, scores) if isinstance(batch, Batch) else batch(self)
 
     def _outputs(self, batch: Batch, scores: Collection[str]) -> dict[str, TaskOutput]:
-        batch = with_pseudo_tokens(self.backbone, self.labelled, self.pseudo_tokens, batch)
+        batch = with_pseudo_tokens(self.backbone, self.labeled, self.pseudo_tokens, batch)
         batch, generated = _with_samples(self, batch)
-        names = [*self.labelled, *(self._task_of if batch.teacher else ())]
+        names = [*self.labeled, *(self._task_of if batch.teacher else ())]
         labels = [self._labels(batch, name) for name in names]
         wanted = self.recorded_states if batch.teacher else WantedStates()
         with recorded(self.backbone, wanted) as states:

@@ -141,12 +141,12 @@ class IrRelevance(sentence_pairs.PairTask):
         )
 
     def _logged(self, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
-        """The labeled pairs (sentence_pairs.labelled_pairs) in the order of
+        """The labeled pairs (sentence_pairs.labeled_pairs) in the order of
         `sentence_pairs.balance`, and the items."""
         return source.cached(f"pairs of {self}", lambda: self._balance(source))
 
     def _balance(self, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
-        table, key = self._labelled(source), derive_key("relevance pairs")
+        table, key = self._labeled(source), derive_key("relevance pairs")
         if source.split:
             blocks = source.block_numbers[source.document_of(table[:, 0])]
             rates = self._rates(source.reference)
@@ -155,14 +155,14 @@ class IrRelevance(sentence_pairs.PairTask):
             order, items = sentence_pairs.balance(table[:, 3], self.repeat, key)
         return table[order], items
 
-    def _labelled(self, source: CorpusSource) -> np.ndarray:
-        return sentence_pairs.labelled_pairs(source, _LABELS, self.where)
+    def _labeled(self, source: CorpusSource) -> np.ndarray:
+        return sentence_pairs.labeled_pairs(source, _LABELS, self.where)
 
     def _rates(self, sample: CorpusSource) -> np.ndarray:
         """(classes,) items per pair of a large corpus, from a sample of it."""
 
         def find() -> np.ndarray:
-            counts = np.bincount(self._labelled(sample)[:, 3], minlength=self.class_count)
+            counts = np.bincount(self._labeled(sample)[:, 3], minlength=self.class_count)
             return sentence_pairs.item_rates(counts, self.repeat)
 
         return sample.cached(f"rates of {self}", find)

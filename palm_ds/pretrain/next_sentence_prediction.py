@@ -60,7 +60,7 @@ class NextSentencePrediction(sentence_pairs.PairTask):
         return table[last - anchor >= 2]
 
     def _ready_made(self, source: CorpusSource) -> np.ndarray:
-        return sentence_pairs.labelled_pairs(source, {"0": RANDOM, "1": NEXT}, self.where)
+        return sentence_pairs.labeled_pairs(source, {"0": RANDOM, "1": NEXT}, self.where)
 
     def layout(
         self, items: np.ndarray, uniform: np.ndarray, source: CorpusSource, max_length: int

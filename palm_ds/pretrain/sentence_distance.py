@@ -50,7 +50,7 @@ class SentenceDistance(PairTask):
         target = (self.shortest + (1 - self.shortest) * uniform[:, 0]) * most
         share = 0.3 + 0.4 * uniform[:, 1]
         label = (uniform[:, 2] * 3).astype(np.int64)
-        # The anchor's text leaves a sentence for its neighbour, and one more if none comes before.
+        # The anchor's text leaves a sentence for its neighbor, and one more if none comes before.
         limit = np.where(anchor - 1 > first, last - 1, last - 2)
         end = source.sentence_end(anchor, limit, (target * share).astype(np.int64))
         other, limit = self._elsewhere(items, end, uniform[:, 3:5], label, source)

@@ -74,7 +74,7 @@ class ModelSet:
             )
         return filler
 
-    def labelling(self) -> tuple[ServedModel, str]:
+    def labeling(self) -> tuple[ServedModel, str]:
         """The first model and its task that gives one or several labels to a text. Raises
         RequestError."""
         for model in self.models.values():

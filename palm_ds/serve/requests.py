@@ -176,7 +176,7 @@ def _source_of(model: ServedModel, task: str, rows: Sequence[Row]) -> TableSourc
     )
     source = model.predictor.source(Table.from_rows(rows, without_labels(read), name="inputs"))
     for checked in (each.input_task, *each.tasks):
-        checked.check(source, labelled=False)
+        checked.check(source, labeled=False)
     return source
 
 

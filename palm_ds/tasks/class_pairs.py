@@ -116,10 +116,10 @@ class ClassPairs(DenseEmbeddingTask):
         (column,) = self.columns_of(source)
         return [need_text(source.column(column)[item], source, item, column)]
 
-    def check(self, source: TableSource, *, labelled: bool) -> None:
+    def check(self, source: TableSource, *, labeled: bool) -> None:
         for item in range(len(source)):
             self.row_texts(source, item)
-        super().check(source, labelled=labelled)
+        super().check(source, labeled=labeled)
 
     def check_labels(self, source: TableSource) -> None:
         source.need(self.label_column, self.where)

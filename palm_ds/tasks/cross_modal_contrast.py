@@ -58,8 +58,8 @@ class CrossModalContrast(ImageInput, DenseEmbeddingTask):
     def label_roles(self) -> tuple[str, ...]:
         return ()
 
-    def check(self, source: TableSource, *, labelled: bool) -> None:
-        super().check(source, labelled=labelled)
+    def check(self, source: TableSource, *, labeled: bool) -> None:
+        super().check(source, labeled=labeled)
         for item in range(len(source)):
             self.row_texts(source, item)
 

@@ -144,8 +144,8 @@ class Generation(FlowOptions, OptionalImages, TextGenerator):
     def _sources(self, source: TableSource) -> GenerationSources:
         return GenerationSources(source, self.columns_of(source), self.max_turns)
 
-    def check(self, source: TableSource, *, labelled: bool) -> None:
-        super().check(source, labelled=labelled)
+    def check(self, source: TableSource, *, labeled: bool) -> None:
+        super().check(source, labeled=labeled)
         if source.tokenizer is not None:
             self.check_vocabulary(source.vocabulary, self.where)
 

@@ -47,9 +47,9 @@ class ImageTextMatching(ImageTextTask):
     def for_prediction(self) -> Self:
         return replace(self, mismatched=0.0)
 
-    def check(self, source: TableSource, *, labelled: bool) -> None:
-        super().check(source, labelled=labelled)
-        if labelled and len(np.unique(image_numbers(source))) < 2:
+    def check(self, source: TableSource, *, labeled: bool) -> None:
+        super().check(source, labeled=labeled)
+        if labeled and len(np.unique(image_numbers(source))) < 2:
             raise UserError(f"{self.where}: {source.name} has a single image; 2 are needed")
 
     def image_items(

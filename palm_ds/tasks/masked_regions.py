@@ -59,8 +59,8 @@ class MaskedRegions(ImageTextTask):
         if not self.predict or len(set(self.predict)) < len(self.predict):
             raise UserError(f"{self.where}.predict: name features, classes or both, each once")
 
-    def check(self, source: TableSource, *, labelled: bool) -> None:
-        super().check(source, labelled=labelled)
+    def check(self, source: TableSource, *, labeled: bool) -> None:
+        super().check(source, labeled=labeled)
         if CLASSES in self.predict and source.regions(0).classes is None:
             raise UserError(
                 f"{source.where(0)}: image: no classes, which {self.where} predicts; predict: "

@@ -55,7 +55,7 @@ class MaskedWords(TextTask):
                 "not be negative nor add up to more than 1"
             )
 
-    def check(self, source: TableSource, *, labelled: bool) -> None:
+    def check(self, source: TableSource, *, labeled: bool) -> None:
         if self.texts:  # in a task group another task builds the input, from any columns
             self.columns_of(source)
 

@@ -92,20 +92,20 @@ class Matching(PositiveClassTask):
     def resolved(self, source: TableSource) -> Matching:
         return self if self.pairwise else super().resolved(source)
 
-    def check(self, source: TableSource, *, labelled: bool) -> None:
+    def check(self, source: TableSource, *, labeled: bool) -> None:
         columns = self.columns_of(source)
-        if labelled and self.pairwise:
+        if labeled and self.pairwise:
             worse = self.texts[2] if len(self.texts) > 2 else _COLUMNS[2]
             source.need(worse, self.where)
             missing(source.column(columns[2]), source, worse)
-        elif labelled:
+        elif labeled:
             self.check_labels(source)
 
     def label_roles(self) -> tuple[str, ...]:
         return () if self.pairwise else super().label_roles()
 
-    def labelled(self, source: TableSource) -> np.ndarray:
-        return np.ones(len(source), bool) if self.pairwise else super().labelled(source)
+    def labeled(self, source: TableSource) -> np.ndarray:
+        return np.ones(len(source), bool) if self.pairwise else super().labeled(source)
 
     def check_labels(self, source: TableSource) -> None:
         if not self.pairwise:

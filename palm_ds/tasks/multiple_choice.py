@@ -32,7 +32,7 @@ from palm_ds.tasks.metrics.classes import accuracy
 from palm_ds.tasks.metrics.probabilities import rounded, softmax
 from palm_ds.tasks.shared import labels
 from palm_ds.tasks.shared.image_text import OptionalImages
-from palm_ds.tasks.shared.text_task import RowTexts, level, missing, tokenise
+from palm_ds.tasks.shared.text_task import RowTexts, level, missing, tokenize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class MultipleChoice(OptionalImages):
         """With the label format of the training rows that have a label."""
         self.columns_of(source)
         source.need(self.label_column, self.where)
-        rows = replace(source, numbers=source.numbers[self.labelled(source)])
+        rows = replace(source, numbers=source.numbers[self.labeled(source)])
         labels = [str(value) for value in rows.column(self.label_column)]
         answers = self.answers or _written(labels)
         first = self.count_from
@@ -68,8 +68,8 @@ class MultipleChoice(OptionalImages):
             first = int(answers == "number" and 0 not in numbers and any(last))
         return replace(super().resolved(source), answers=answers, count_from=first)
 
-    def check(self, source: TableSource, *, labelled: bool) -> None:
-        super().check(source, labelled=False)
+    def check(self, source: TableSource, *, labeled: bool) -> None:
+        super().check(source, labeled=False)
         for item, choices in enumerate(self._choices(source)):
             several = isinstance(choices, list) and len(choices) > 1
             if not several or not all(isinstance(choice, str) for choice in choices):
@@ -77,7 +77,7 @@ class MultipleChoice(OptionalImages):
                     f"{source.where(item)}: {self.choices}: expected a list of two texts or more, "
                     f"got {choices!r}"
                 )
-        for item in range(len(source)) if labelled else ():
+        for item in range(len(source)) if labeled else ():
             self._right(source, item)
 
     def columns_of(self, source: TableSource) -> tuple[str, ...]:
@@ -138,7 +138,7 @@ class MultipleChoice(OptionalImages):
     def _encoded(self, source: TableSource) -> RowTexts:
         """Choices of all rows."""
         rows = self._choices(source)
-        return source.cached(f"encoded {self.choices}", lambda: tokenise(rows, source, "choices"))
+        return source.cached(f"encoded {self.choices}", lambda: tokenize(rows, source, "choices"))
 
     def layout(
         self, items: np.ndarray, uniform: np.ndarray, source: TableSource, max_length: int

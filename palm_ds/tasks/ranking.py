@@ -84,9 +84,9 @@ class Ranking(CircleLoss):
         source.need(column, self.where)
         return column
 
-    def check(self, source: TableSource, *, labelled: bool) -> None:
+    def check(self, source: TableSource, *, labeled: bool) -> None:
         self.group_of(source)
-        super().check(source, labelled=labelled)
+        super().check(source, labeled=labeled)
 
     def check_labels(self, source: TableSource) -> None:
         super().check_labels(source)

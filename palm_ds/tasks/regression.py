@@ -73,7 +73,7 @@ class Regression(WholeTextTask):
         if not self.scale or self.deviation:
             return task
         source.need(self.label_column, self.where)
-        rows = replace(source, numbers=source.numbers[self.labelled(source)])
+        rows = replace(source, numbers=source.numbers[self.labeled(source)])
         if not len(rows):
             raise UserError(
                 f"{self.where}: {source.name} has no number in column {self.label_column!r}; set "
@@ -127,10 +127,10 @@ class Regression(WholeTextTask):
 
     def decode(self, scores: np.ndarray, example: Example, source: TableSource) -> dict[str, Any]:
         value = float(scores[0, 0])
-        value = value * self.deviation + self.mean if self._standardises else value
+        value = value * self.deviation + self.mean if self._standardizes else value
         value = value if self.low is None else max(value, self.low)
         value = value if self.high is None else min(value, self.high)
-        return {"value": rounded_number(value, self.deviation if self._standardises else 0.0)}
+        return {"value": rounded_number(value, self.deviation if self._standardizes else 0.0)}
 
     def metrics(
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource
@@ -146,7 +146,7 @@ class Regression(WholeTextTask):
 
     def head_outputs(self) -> HeadOutputs:
         outputs = HeadOutputs(problem_type="regression", averaged=self.averaged)
-        if not self._standardises:
+        if not self._standardizes:
             return outputs
         return replace(outputs, mean=self.mean, deviation=self.deviation)
 
@@ -159,9 +159,9 @@ class Regression(WholeTextTask):
 
     def _inside(self, numbers: np.ndarray) -> np.ndarray:
         """The numbers as training targets."""
-        return (numbers - self.mean) / self.deviation if self._standardises else numbers
+        return (numbers - self.mean) / self.deviation if self._standardizes else numbers
 
     @property
-    def _standardises(self) -> bool:
+    def _standardizes(self) -> bool:
         """Whether the head learns standardized numbers; their mean and deviation must be known."""
         return self.scale and self.deviation > 0

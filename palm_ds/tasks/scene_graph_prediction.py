@@ -76,8 +76,8 @@ class SceneGraphPrediction(ImageTextTask):
         if self.texts and self.texts[0] != TEXT:
             raise UserError(f"{self.where}.texts: the first must be {TEXT}, which graphs refer to")
 
-    def check(self, source: TableSource, *, labelled: bool) -> None:
-        super().check(source, labelled=labelled)
+    def check(self, source: TableSource, *, labeled: bool) -> None:
+        super().check(source, labeled=labeled)
         source.need(GRAPH, self.where)
         self._graphs(source)
 

@@ -58,10 +58,10 @@ class Similarity(DenseEmbeddingTask):
             source.need(column, self.where)
         return columns
 
-    def check(self, source: TableSource, *, labelled: bool) -> None:
+    def check(self, source: TableSource, *, labeled: bool) -> None:
         for item in range(len(source)):
             self.row_texts(source, item)
-        super().check(source, labelled=labelled)
+        super().check(source, labeled=labeled)
 
     def check_labels(self, source: TableSource) -> None:
         labels.numbers(self, source, strict=True)

@@ -342,7 +342,7 @@ def _provenance(
     return Provenance(
         source=f"a run of {steps:,} steps by recipe {recipe.fingerprint}",
         program=f"palm_ds {__version__}",
-        licence=read_documents(start).licence if start and start.exists() else "",
+        license=read_documents(start).license if start and start.exists() else "",
         datasets=tuple(sorted({*recipe.datasets, *dataset_names_in(_paths(recipe))})),
         base_model=hub_name_of(start) if start else "",
         tasks={name: task["kind"] for name, task in recipe.resolved()["tasks"].items()},

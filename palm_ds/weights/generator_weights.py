@@ -34,7 +34,7 @@ def load_generator(contents: CheckpointContents, model: Model, head: str) -> str
     check_same(contents.config, generator.encoder.config, folder)
     if len(contents.masked_lm_heads) != 1:
         found = ", ".join(contents.masked_lm_heads) or "none"
-        raise UserError(f"{folder}: a generator has one masked-LM head; this has {found}")
+        raise UserError(f"{folder}: a generator has exactly one masked-LM head; this has {found}")
     state = _renamed(contents, head)
     own, names = merged_tables(model.state_dict()), model.state_dict()
     if generator.sharing == "shared":
@@ -67,8 +67,8 @@ def _without_shared(
     contents: CheckpointContents,
     head: str,
 ) -> dict[str, torch.Tensor]:
-    """The values without those that the discriminator has too. Raises UserError if it has
-    others."""
+    """The values without those shared with the discriminator. Raises UserError if the
+    discriminator's differ."""
     prefix, rest = f"heads.{head}.generator.encoder.", dict(state)
     for shared in [name for name in own if name.startswith(_BELOW)]:
         name = prefix + shared.removeprefix(_BACKBONE)
@@ -97,12 +97,12 @@ def generator_state(
 
 
 def why_no_folder(generator: Generator) -> str:
-    """Why a generator cannot be written as a Hugging Face folder; empty if it can."""
+    """The reason a generator cannot be written as a Hugging Face folder; empty if it can."""
     encoder, config = generator.encoder, generator.encoder.config
     if not encoder.hf:
-        return f"Hugging Face has no such encoder as {config.kind}"
+        return f"Hugging Face has no {config.kind} encoder"
     if _width(config) != encoder.word.embedding_dim:
-        return f"its embeddings are wider than it is, which {config.kind} cannot be elsewhere"
+        return f"its embeddings are wider than its layers, which no other {config.kind} allows"
     return ""
 
 

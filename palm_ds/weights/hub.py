@@ -61,14 +61,14 @@ def files_to_push(path: str | Path) -> FolderFiles:
     names = sorted(x.relative_to(folder).as_posix() for x in folder.rglob("*") if not x.is_dir())
     pushed = tuple(name for name in names if _belongs(name) and _inside(folder, name))
     if not any(name.endswith(".safetensors") for name in pushed):
-        raise UserError(f"{folder}: has no model*.safetensors to push")
+        raise UserError(f"{folder}: has no model*.safetensors, so there is no model to push")
     return FolderFiles(
         folder=folder, pushed=pushed, left=tuple(name for name in names if name not in pushed)
     )
 
 
 def check_repository(name: str) -> None:
-    """Raises UserError for what the hub would not take as the name of a repository."""
+    """Raises UserError for a name that the hub does not accept for a repository."""
     if not _NAME.fullmatch(name):
         raise UserError(f"{name}: expected ORG/NAME, as in my-team/news-encoder")
 
@@ -96,7 +96,9 @@ def push_folder(
     with _explained(name, revision):
         api.create_repo(name, private=private or None, exist_ok=True)
         if private and not api.model_info(name).private:
-            raise UserError(f"{name}: exists and is public; push without private, or elsewhere")
+            raise UserError(
+                f"{name}: exists and is public; push without `private`, or to another name"
+            )
         if revision:
             api.create_branch(name, branch=revision, exist_ok=True)
         stale = _stale(api.list_repo_files(name, revision=revision or None), files.pushed)
@@ -198,7 +200,7 @@ def _explained(name: str, revision: str) -> Iterator[None]:
 
 
 def _refused(name: str, revision: str, error: HfHubHTTPError) -> NoReturn:
-    """Raise what an answer of the hub means."""
+    """Raise the error that an answer of the hub means."""
     from huggingface_hub import errors
 
     status = error.response.status_code

@@ -125,11 +125,11 @@ def _place(path: Path) -> Path:
             return folder
     if checkpoint.steps_in(path / _CHECKPOINTS):
         return path / _CHECKPOINTS
-    if is_run and not any(form.recognises(path) for form in FORMATS):
+    if is_run and not any(form.recognizes(path) for form in FORMATS):
         raise UserError(
             f"{path}: this run is not finished ({_progress(path)}) and has no model yet: no "
-            "weights/, no best/ and no checkpoint in checkpoints/; the same palm-ds pretrain "
-            "command resumes it"
+            "weights/, no best/ and no checkpoint in checkpoints/; the command that started it "
+            "resumes it"
         )
     return path
 
@@ -140,7 +140,7 @@ def _note(asked: Path, taken: Path) -> tuple[str, ...]:
         return ()
     which = "its best weights so far" if taken.name == "best" else "its newest good checkpoint"
     why = "" if taken.parent == asked and taken.name != "best" else "has no weights/ yet; "
-    return (f"{asked}: {why}taken: {taken.relative_to(asked)}, {which}",)
+    return (f"{asked}: {why}using {taken.relative_to(asked)}, {which}",)
 
 
 def _progress(run: Path) -> str:

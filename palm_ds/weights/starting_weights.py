@@ -89,10 +89,13 @@ def _check(
     source: EncoderConfig, target: EncoderConfig, layers: Sequence[int], folder: Path
 ) -> None:
     if source.kind != target.kind:
-        raise UserError(f"init_layers: {folder} is {source.kind}, this encoder {target.kind}")
+        raise UserError(
+            f"init_layers: {folder} is {source.kind}, this encoder is {target.kind}; both must be "
+            "of the same kind"
+        )
     if source.hidden_size != target.hidden_size:
         raise UserError(
-            f"init_layers: {folder} has hidden_size {source.hidden_size}, this encoder "
+            f"init_layers: {folder} has hidden_size {source.hidden_size}, this encoder has "
             f"{target.hidden_size}; weights are taken as they are, so both must be equal"
         )
     kind = encoder_class(target)
@@ -151,8 +154,8 @@ def _words_only(
     if there != here:
         key = "backbone.options.embedding_size" if there[0] == here[0] else "the vocabulary"
         raise UserError(
-            f"init_layers: the word embeddings of {folder} are {tuple(there)}, here "
-            f"{tuple(here)}; {key} must be the same"
+            f"init_layers: the word embeddings of {folder} have shape {tuple(there)}, those of "
+            f"this encoder {tuple(here)}; {key} must be the same"
         )
     names = [_WORDS, _SEGMENTS]
     fits = [
@@ -168,8 +171,8 @@ def expand_embeddings(
     source: EncoderConfig, state: Mapping[str, torch.Tensor], target: EncoderConfig, folder: Path
 ) -> tuple[EncoderConfig, dict[str, torch.Tensor], list[str]]:
     """The config, tables and notes of an encoder that gets a task embedding or more token types.
-    What it makes of a text is the same at first, whatever the task: rows of the task embedding are
-    zeros, new token types are like the last one."""
+    Its outputs are the same at first, whatever the task: rows of the task embedding are zeros, new
+    token types are copies of the last one."""
     tables, notes, kind = {}, [], encoder_class(target)
     known, width = kind.is_specified(), kind.embedding_width(target)  # else unknown
     if known and target.task_types and not source.task_types:

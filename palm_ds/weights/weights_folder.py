@@ -301,7 +301,8 @@ def check_same(source: EncoderConfig, target: EncoderConfig, folder: Path) -> No
     own, custom = source.kind == target.kind, is_custom(target.kind)
     if not own and not custom and not encoder_class(target).takes_layers:
         raise UserError(
-            f"{folder}: is not a {target.kind}; `init_layers: []` takes its word embeddings alone"
+            f"{folder}: is {source.kind}, but this model is {target.kind}; `init_layers: []` takes "
+            "its word embeddings alone"
         )
     names = _COMPARED_KEYS if own or not custom else _UNSEEN_KEYS
     for name in names:
@@ -337,7 +338,8 @@ def check_shapes(own: State, state: State, folder: Path) -> None:
     for name, tensor in state.items():
         if name in own and tensor.shape != own[name].shape:
             raise UserError(
-                f"{folder}: {name} is {tuple(tensor.shape)}, not {tuple(own[name].shape)}"
+                f"{folder}: {name} has shape {tuple(tensor.shape)}, but {tuple(own[name].shape)} "
+                "in this model"
             )
 
 
@@ -354,7 +356,7 @@ def check_finite(state: State, folder: Path) -> None:
         more = f"; {len(bad) - 1} more parameters have such values" if bad[1:] else ""
         raise UserError(
             f"{folder}: {count:,} of {values.numel():,} values of {bad[0]} are not finite (NaN or "
-            f"infinity){more}; take weights from before that"
+            f"infinity){more}; use earlier weights"
         )
 
 

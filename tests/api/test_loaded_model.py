@@ -114,11 +114,11 @@ def test_a_file_of_another_format(model: palm.LoadedModel, tmp_path: Path) -> No
 
 
 def test_evaluation(model: palm.LoadedModel) -> None:
-    labelled = [
+    labeled = [
         {"text_a": text, "label": label}
         for text, label in zip(TEXTS, ["no", "yes"] * 2, strict=True)
     ]
-    assert model.evaluate(labelled, task="mood")["mood"]["accuracy"] == 1.0
+    assert model.evaluate(labeled, task="mood")["mood"]["accuracy"] == 1.0
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -189,7 +189,7 @@ def test_a_repository_of_the_hub_by_its_name(
     (repository / "refs").mkdir()
     (repository / "refs/main").write_text("0123")
     assert [each["label"] for each in palm.load("org/mood")(TEXTS)] == ["no", "yes", "no", "yes"]
-    with pytest.raises(UserError, match="org/none: no such file or folder, and not from the Hug"):
+    with pytest.raises(UserError, match="org/none: no such file or folder, and it could not be"):
         palm.load("org/none")
 
 

@@ -161,17 +161,17 @@ def test_a_trainer_learns_scores_and_predicts(tables, trained, monkeypatch):
     again = made.evaluate()["classification"]
     assert again == pytest.approx({name: found[name] for name in again})
     asked = rows(random.Random(5), 30)
-    unlabelled = [{"text_a": row["text_a"]} for row in asked]
-    (labels,) = made.predict(unlabelled).values()
-    odd = [{**row, "label_desc": 5, "gold_label": [7]} for row in unlabelled]  # not looked at
+    unlabeled = [{"text_a": row["text_a"]} for row in asked]
+    (labels,) = made.predict(unlabeled).values()
+    odd = [{**row, "label_desc": 5, "gold_label": [7]} for row in unlabeled]  # not looked at
     assert made.predict(odd) == {"classification": labels}
     for spare in (True, False):  # batches are built during encoder passes, or between
         monkeypatch.setattr("palm_ds.inference.predictor._core_to_spare", lambda device, s=spare: s)
-        assert made.predict(unlabelled) == {"classification": labels}
+        assert made.predict(unlabeled) == {"classification": labels}
     right = sum(p["label"] == row["label"] for p, row in zip(labels, asked, strict=True))
     assert right >= 27
     assert made.evaluate(asked)["classification"]["accuracy"] == pytest.approx(right / 30)
-    one = made.predict_one_batch(unlabelled[3:4])["classification"][0]
+    one = made.predict_one_batch(unlabeled[3:4])["classification"][0]
     assert one["logits"] == pytest.approx(labels[3]["logits"], abs=1e-4)
 
 

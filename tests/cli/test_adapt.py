@@ -204,7 +204,7 @@ def test_a_prepared_corpus_is_taken_as_it_is(
     other = [str(place / "modernbert"), str(corpus), "--out", str(place / "other")]
     with pytest.raises(SystemExit):
         main(["adapt", *other])
-    assert "prepared with another tokenizer" in capsys.readouterr().err.splitlines()[-1]
+    assert "prepared with a tokenizer other than" in capsys.readouterr().err.splitlines()[-1]
     with pytest.raises(SystemExit):
         main(["adapt", *other, "--language", "en", "--lower", "--workers", "2"])
     said = "error: --language, --lower, --workers: a prepared corpus is taken as it is; remove"

@@ -155,8 +155,8 @@ def test_help_needs_no_torch() -> None:
         ("evaluate --pairs x --model m --format text", "--format: is not for --pairs"),
         ("predict m --input x --output o --html .", "--html .: is a folder; name a file in it"),
         ("predict m --input x --output o --html x", "x: is also an input; name"),
-        ("resize m o --multiple 8 --reuse_unused", "reuse_unused: is about new tokens; give --a"),
-        ("resize m o --multiple 8 --how interpolate", "how: is about new positions; give --pos"),
+        ("resize m o --multiple 8 --reuse_unused", "reuse_unused: only with new tokens; give --a"),
+        ("resize m o --multiple 8 --how interpolate", "how: only with new positions; give --pos"),
         (
             "prepare o x --tokenizer t --vocab_size 99",
             "--vocab_size: is of a tokenizer to --train; --tokenizer has its own",
@@ -180,7 +180,7 @@ def test_what_cannot_be_compared_is_not_merged(
     write_small_corpus(tmp_path / "corpus")
     with pytest.raises(SystemExit):
         main(["merge", model, model, "--out", str(out), "--corpus", str(tmp_path / "corpus")])
-    assert "prepared with another tokenizer than that of" in capsys.readouterr().err
+    assert "prepared with a tokenizer other than that of" in capsys.readouterr().err
     assert not out.exists()
 
 

@@ -17,7 +17,7 @@ from palm_ds.common.settings import InnerShare, PositiveShare, Rate, Settings, S
 
 
 @dataclass(frozen=True, kw_only=True)
-class Colours(Settings):
+class Colors(Settings):
     name: Annotated[str, one_of(("red", "green"), "")] = ""
     count: PositiveInt | None = None
     rate: Rate = 0.0
@@ -55,16 +55,16 @@ WRONG = [
 @pytest.mark.parametrize(("values", "said"), WRONG)
 def test_a_wrong_value_is_one_line_wherever_it_comes_from(values: dict, said: str) -> None:
     with pytest.raises(UserError) as made:
-        Colours(**values)
+        Colors(**values)
     with pytest.raises(UserError) as read:
-        parse(Colours, values, "paint")
+        parse(Colors, values, "paint")
     assert str(made.value) == said
     assert str(read.value) == f"paint.{said}" or str(read.value) == f"paint: {said}"
 
 
 def test_right_values_and_defaults_are_taken_as_they_are() -> None:
-    assert Colours(name="red", count=3, weights={"a": 2.0}) == parse(
-        Colours, {"name": "red", "count": 3, "weights": {"a": 2.0}}, "paint"
+    assert Colors(name="red", count=3, weights={"a": 2.0}) == parse(
+        Colors, {"name": "red", "count": 3, "weights": {"a": 2.0}}, "paint"
     )
 
 

@@ -31,7 +31,7 @@ def documents(file: Path) -> list[str]:
     return [row["text"] if "text" in row else row["sentence"] for row in rows]
 
 
-def labelled(folder: Path) -> Iterator[tuple[str, str, list[str]]]:
+def labeled(folder: Path) -> Iterator[tuple[str, str, list[str]]]:
     """The file, the sentence and its names, of each row of the sample."""
     for row in SAMPLE.read_text("utf-8").split("\n"):
         if not row or row.startswith("#"):
@@ -52,7 +52,7 @@ def test_three_of_four_marks_are_names(shared: Path) -> None:
     right: dict[str, list[bool]] = defaultdict(list)
     of_file: dict[str, list[bool]] = defaultdict(list)
     found = total = 0
-    for file, text, names in labelled(shared / "data"):
+    for file, text, names in labeled(shared / "data"):
         known = occurrences(text, names)
         marks = {
             (a, b) for spans in analyzer.document("x", text).entities for a, b in spans.tolist()

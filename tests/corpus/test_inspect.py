@@ -67,7 +67,7 @@ def test_sentences_words_phrases_and_entities(corpus: Path) -> None:
     assert "2 documents" in text and "a.txt@0" in text
 
 
-def test_colours_and_token_ends(corpus: Path) -> None:
+def test_colors_and_token_ends(corpus: Path) -> None:
     text = shown(corpus, documents=1)
     assert "\x1b[1;33m[{" in text  # a phrase and an entity, yellow
     assert "\x1b[1;36m[" in text  # a phrase, cyan

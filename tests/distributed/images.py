@@ -130,7 +130,7 @@ def plain_loop(kind: str, data: Data, steps: int) -> list[float]:
 
 def _mean(model: Model, batch: Batch, task: str, output: Any) -> torch.Tensor:
     """The loss of a task, also of one that compares the texts of a whole step."""
-    head: Any = model.labelled[task]
+    head: Any = model.labeled[task]
     if head.global_batch and batch.count(task):
         of_step = head.step_losses(output.scores, batch.labels[task][1], batch.groups[task])
         return of_step.losses.mean()

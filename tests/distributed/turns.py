@@ -265,7 +265,7 @@ def _rank_loss(model: Model, batch: Batch, task: str) -> torch.Tensor:
 
 
 def _sizes(task: str, batch: Batch) -> list[int]:
-    """Tokens of each labelled text."""
+    """Tokens of each labeled text."""
     ends = torch.cat([batch.labels[task][0][1:], torch.tensor([batch.input_ids.numel()])])
     begins, flat = batch.labels[task][0], batch.input_ids.flatten()
     return [int((flat[a:b] > 0).sum()) for a, b in zip(begins, ends, strict=True)]

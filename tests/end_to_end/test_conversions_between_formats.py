@@ -90,6 +90,7 @@ def test_transitions_of_the_wrong_size_are_an_error(source: Path) -> None:
     state["heads.tags.crf.transitions"] = torch.zeros(6, 5)
     save_file(state, source / "weights.safetensors", {"format": "pt"})
     with pytest.raises(
-        UserError, match=r"crf.transitions has shape \(6, 5\), the configuration expects \(7, 5\)"
+        UserError,
+        match=r"crf.transitions has shape \(6, 5\), but the configuration expects \(7, 5\)",
     ):
         open_checkpoint(source)

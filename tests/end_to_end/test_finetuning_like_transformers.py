@@ -2,7 +2,7 @@
 same weights and with the same rows in every step, both learn the same.
 
 The other side shares with palm_ds the initial weights and which rows a step has: its texts are
-tokenized, padded, labelled and their losses computed by transformers.
+tokenized, padded, labeled and their losses computed by transformers.
 """
 
 from __future__ import annotations

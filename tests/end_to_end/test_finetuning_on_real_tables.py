@@ -51,7 +51,7 @@ def test_every_row_becomes_an_example(
     source = TableSource(table, np.arange(min(len(table), 300)), tokenizer, file)
     given = {name: x for name, x in found.items() if name != "labels"}
     task = build("task", {"kind": kind, "source": "s", **given}).resolved(source)
-    task.check(source, labelled=True)
+    task.check(source, labeled=True)
     assert {name: getattr(task, name) for name in found} == found
     dataset = TaskGroupDataset(
         "task", (task,), task_id=0, source=source, seed=1, max_length=48, fixed=True

@@ -170,7 +170,7 @@ def test_a_run_predicts_with_images(
     capsys.readouterr()
     with pytest.raises(SystemExit):
         main(["convert", "run", "graph", "--to", "onnx", "--head", "answers"])
-    assert "head 'answers' reads images, and graphs read texts alone" in capsys.readouterr().err
+    assert "head 'answers' reads images, but graphs read only texts" in capsys.readouterr().err
 
 
 def test_the_page_makes_regions_of_a_detectors_output(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def losses_in_peft(
 
 CASES = {
     "query and value": {"rank": 4, "alpha": 8},
-    "all, rank-stabilised": {"rank": 2, "alpha": 4, "targets": "all", "rank_stabilized": True},
+    "all, rank-stabilized": {"rank": 2, "alpha": 4, "targets": "all", "rank_stabilized": True},
     "magnitudes too": {"rank": 4, "alpha": 8, "targets": ["query", "output"], "dora": True},
     "feed-forward": {"rank": 3, "targets": ["output", "intermediate"]},
 }

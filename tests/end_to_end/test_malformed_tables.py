@@ -103,7 +103,7 @@ CASES: list[Case] = [
         "t.tsv",
         b"choices\tlabel\na\t0\n",
         {},
-        ":2: 1 choices; at least two are needed",
+        ":2: 1 choice; at least two are needed",
     ),
     ("not a flag", "t.tsv", b"text_a\timpossible\na\tno\n", {}, ":2: impossible is 'no', not true"),
     (
@@ -315,7 +315,13 @@ CASES: list[Case] = [
         {},
         ", question q7: question is null",
     ),
-    ("no answer", "t.json", squad(question(answers=[])), {}, ", question q7: no answer"),
+    (
+        "no answer",
+        "t.json",
+        squad(question(answers=[])),
+        {},
+        ", question q7: no answer, but not impossible",
+    ),
     (
         "one unanswered",
         "t.json",
@@ -356,7 +362,7 @@ CASES: list[Case] = [
         "t.json",
         squad(question(answers=[{"text": "cat", "answer_start": "2"}])),
         {},
-        ", question q7: answer 'cat': answer_start is str",
+        ", question q7: answer 'cat': answer_start is str, not an integer",
     ),
     (
         "answer is text",

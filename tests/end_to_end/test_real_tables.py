@@ -30,7 +30,7 @@ QBQTC = {"columns": {"text_a": "query", "text_b": "title", "qid": "query"}}
 FAQ = {"columns": {"text_a": "question", "text_b": "answer", "label": "source"}}
 SIMILAR = {"columns": {"text_a": "question_1", "text_b": "question_2", "label": "similar"}}
 DOCUMENTS = {"format": "smart", "columns": {"id": "I", "text_a": "W"}}
-JUDGEMENTS = {
+JUDGMENTS = {
     "format": "tsv",
     "header": False,
     "delimiter": " ",
@@ -149,7 +149,7 @@ DATA = [
     Expected("zh/qbqtc/dev.json", QBQTC, 20000, labels(_1=12592, _0=4894, _2=2514)),
     Expected("en/covid_faq/eval_question_similarity_en.csv", SIMILAR, 488, labels(_0=244, _1=244)),
     Expected(
-        "en/cranfield/cranqrel.q001-150", JUDGEMENTS, 1154, labels(_3=442, _2=259, _4=231, _1=222)
+        "en/cranfield/cranqrel.q001-150", JUDGMENTS, 1154, labels(_3=442, _2=259, _4=231, _1=222)
     ),
 ]
 
@@ -236,8 +236,8 @@ def test_news(shared: Path) -> None:
     for name, rows in (("train", 1185), ("dev", 1098)):
         table = opened(shared, f"zh/fewclue_tnews/{name}_few_all.json", TNEWS)
         assert (len(table), len(counted(table))) == (rows, 15)
-    unlabelled = opened(shared, "zh/fewclue_tnews/unlabeled.json", {})
-    assert (len(unlabelled), unlabelled.columns) == (20000, ("text_a", "id"))
+    unlabeled = opened(shared, "zh/fewclue_tnews/unlabeled.json", {})
+    assert (len(unlabeled), unlabeled.columns) == (20000, ("text_a", "id"))
 
 
 def test_ranking_by_query(shared: Path) -> None:

@@ -241,8 +241,8 @@ def test_on_a_phone(service: Service, browser, dark: bool) -> None:
         assert browser.execute_script(page) == 390
         for text in result.find_elements("css selector", ".hit .text"):
             assert text.size["width"] > 280
-        colour = browser.find_element("css selector", "body").value_of_css_property("background")
-        red = int(re.findall(r"\d+", colour)[0])
+        color = browser.find_element("css selector", "body").value_of_css_property("background")
+        red = int(re.findall(r"\d+", color)[0])
         assert (red < 60) == dark
 
 

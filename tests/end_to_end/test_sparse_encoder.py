@@ -117,8 +117,8 @@ def test_refused(saved: Path, tmp_path: Path, capsys: Any) -> None:
     for more, message in (
         (["v.npy"], "sparse vectors (splade) are written as SciPy's .npz"),
         (["v.npz", "--dtype", "float16"], "sparse vectors are float32"),
-        (["v.npz", "--pooling", "mean"], "its suffix is none of .npy, .parquet"),
-        (["v.npy", "--pooling", "mean", "--max_active_dims", "3"], "only of sparse vectors"),
+        (["v.npz", "--pooling", "mean"], "its suffix must be one of .npy, .parquet"),
+        (["v.npy", "--pooling", "mean", "--max_active_dims", "3"], "only for sparse vectors"),
         (["v.npz", "--pooling", "splade", "--dimensions", "3"], "give max_active_dims"),
         (["v.npz", "--pooling", "splade", "--layers", "1"], "splade's masked-LM head reads"),
     ):
@@ -141,7 +141,7 @@ def test_a_model_without_the_head_is_refused(saved: Path, tmp_path: Path) -> Non
     BertModel.from_pretrained(saved).save_pretrained(tmp_path / "bare")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / "bare" / name).write_bytes((saved / name).read_bytes())
-    with pytest.raises(UserError, match="splade reads a masked-LM head, which it lacks"):
+    with pytest.raises(UserError, match="splade needs a masked-LM head; it has none"):
         TrainedModel.open(tmp_path / "bare").embedder(EmbeddingSettings(pooling="splade"))
     rows = [{"query": "so ?", "positive": text} for text in TEXTS]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,4 +1,4 @@
-"""Every command on a terminal: whole and narrow, without colours, and with Ctrl-C; and into a pipe,
+"""Every command on a terminal: whole and narrow, without colors, and with Ctrl-C; and into a pipe,
 as JSON and closed."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from palm_ds.runtime.checkpoint.checkpoint import steps_in
 from tests.helpers.saved_model import save_model, texts, write_rows
 from tests.helpers.small_corpus import write_small_corpus
 from tests.helpers.small_index import small_index
-from tests.helpers.terminal import COLOUR, Terminal
+from tests.helpers.terminal import COLOR, Terminal
 from tests.helpers.warm_python import Program, run
 
 TINY = "{num_layers: 1, hidden_size: 16, num_heads: 2, intermediate_size: 32, max_positions: 64}"
@@ -183,11 +183,11 @@ def test_on_a_terminal(name: str, place: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", each(COMMANDS, SOME | {"convert", "suite"}))
-def test_in_a_narrow_window_without_colours(name: str, place: Path, tmp_path: Path) -> None:
-    no_colour = {"NO_COLOR": "1"}
-    code, text, raw = on_terminal(place, name, tmp_path / "out", columns=32, rows=8, env=no_colour)
+def test_in_a_narrow_window_without_colors(name: str, place: Path, tmp_path: Path) -> None:
+    no_color = {"NO_COLOR": "1"}
+    code, text, raw = on_terminal(place, name, tmp_path / "out", columns=32, rows=8, env=no_color)
     assert code == 0, text
-    assert not COLOUR.search(raw)
+    assert not COLOR.search(raw)
 
 
 @pytest.mark.parametrize("name", each(COMMANDS, SOME | {"serve", "prepare", "run"}))

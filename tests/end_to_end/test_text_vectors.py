@@ -181,7 +181,7 @@ def test_sparse_vectors_are_those_of_a_sparse_encoder(tmp_path: Path) -> None:
     assert again.active.max() == 5
 
 
-def test_few_labelled_texts_make_pairs_and_then_classes(tmp_path: Path) -> None:
+def test_few_labeled_texts_make_pairs_and_then_classes(tmp_path: Path) -> None:
     """The shipped recipe with an encoder of its own; the second stage trains its head alone."""
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(24))]
     (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")

@@ -39,7 +39,7 @@ def open_browser(profile: Path) -> Iterator[Any]:
 
 @contextmanager
 def phone(browser: Any, *, dark: bool) -> Iterator[None]:
-    """A screen of 390 pixels, and the light or dark colours that its owner wants."""
+    """A screen of 390 pixels, and the light or dark colors that its owner wants."""
     scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
     screen = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)

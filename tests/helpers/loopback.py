@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-Behaviour = Callable[["Handler", bytes], None]
+Behavior = Callable[["Handler", bytes], None]
 
 
 class Server(ThreadingHTTPServer):
@@ -24,7 +24,7 @@ class Server(ThreadingHTTPServer):
         self.files: dict[str, bytes] = {}
         self.version = '"1"'
         self.asked: list[tuple[str, str]] = []
-        self.planned: list[Behaviour] = []
+        self.planned: list[Behavior] = []
         self.over = threading.Event()
         self.gate = threading.Event()
         """What `held_back` waits for."""
@@ -33,8 +33,8 @@ class Server(ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
 
-    def does(self, *behaviours: Behaviour) -> None:
-        self.planned += behaviours
+    def does(self, *behaviors: Behavior) -> None:
+        self.planned += behaviors
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A client that disconnects is not an error here."""
@@ -46,11 +46,11 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:  # noqa: N802
         self.server.asked.append((self.path, self.headers.get("Range", "")))
         data = self.server.files.get(self.path.partition("?")[0])
-        behaviour = self.server.planned.pop(0) if self.server.planned else proper
-        if data is None and behaviour is proper:
+        behavior = self.server.planned.pop(0) if self.server.planned else proper
+        if data is None and behavior is proper:
             self.answer(404, X_Error_Code="RepoNotFound", Content_Length=0)
         else:
-            behaviour(self, data or b"")
+            behavior(self, data or b"")
         self.close_connection = True
 
     def do_HEAD(self) -> None:  # noqa: N802
@@ -116,7 +116,7 @@ def proper(handler: Handler, data: bytes) -> None:
         handler.answer(200, data, Content_Length=len(data), ETag=version)
 
 
-def broken_off(after: int) -> Behaviour:
+def broken_off(after: int) -> Behavior:
     """A correct answer, but the connection ends after `after` bytes."""
 
     def behave(handler: Handler, data: bytes) -> None:
@@ -143,7 +143,7 @@ def ignoring_range(handler: Handler, data: bytes) -> None:
     handler.answer(200, data, Content_Length=len(data))
 
 
-def ignoring_range_broken_off(after: int) -> Behaviour:
+def ignoring_range_broken_off(after: int) -> Behavior:
     return lambda handler, data: handler.answer(200, data[:after], Content_Length=len(data))
 
 
@@ -154,7 +154,7 @@ def another_part(handler: Handler, data: bytes) -> None:
     handler.answer(206, data[start:], Content_Length=len(data) - start, Content_Range=said)
 
 
-def saying(size: int | str) -> Behaviour:
+def saying(size: int | str) -> Behavior:
     """A wrong Content-Length."""
     return lambda handler, data: handler.answer(200, data, Content_Length=size)
 
@@ -163,7 +163,7 @@ def without_size(handler: Handler, data: bytes) -> None:
     handler.answer(200, data)
 
 
-def in_chunks(break_after: int | None = None) -> Behaviour:
+def in_chunks(break_after: int | None = None) -> Behavior:
     def behave(handler: Handler, data: bytes) -> None:
         handler.protocol_version = "HTTP/1.1"
         handler.answer(200, Transfer_Encoding="chunked", Connection="close")
@@ -177,7 +177,7 @@ def in_chunks(break_after: int | None = None) -> Behaviour:
     return behave
 
 
-def status(code: int, reason: str = "", **headers: object) -> Behaviour:
+def status(code: int, reason: str = "", **headers: object) -> Behavior:
     def behave(handler: Handler, _data: bytes) -> None:
         handler.send_response(code, reason or None)
         for name, value in headers.items():
@@ -187,11 +187,11 @@ def status(code: int, reason: str = "", **headers: object) -> Behaviour:
     return behave
 
 
-def redirect(url: str) -> Behaviour:
+def redirect(url: str) -> Behavior:
     return status(302, Location=url)
 
 
-def stalled(after: int) -> Behaviour:
+def stalled(after: int) -> Behavior:
     """`after` bytes, and then silence."""
 
     def behave(handler: Handler, data: bytes) -> None:

@@ -51,6 +51,6 @@ def _documents(
             spans[name] = np.zeros(size, np.uint8)
             for start in range(int(rng.integers(0, every)), size - 3, every):
                 spans[name][start : start + 3] = 1, 2, 2
-        # A drifting counter, so that neighbouring sentences are alike.
+        # A drifting counter, so that neighboring sentences are alike.
         ids = FIRST + (rng.integers(0, 5, size) + np.arange(size) // 4 + number) % words
         yield f"doc{number}", ids, {"sentence": sentence, "word": word, **spans}

@@ -3,7 +3,7 @@
 terminal = Terminal(["-m", "palm_ds", "embed", ...], columns=100)
 terminal.wait_for("rows")
 terminal.press("\\x03")                  # Ctrl-C
-code, text = terminal.end()             # what was written, without colours and cursor movements
+code, text = terminal.end()             # what was written, without colors and cursor movements
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pathlib import Path
 
 from tests.helpers.warm_python import Program
 
-COLOUR = re.compile(r"\x1b\[(?:[0-9;]*;)?[34]\d(?:;[0-9;]*)?m")
-"""A control sequence that sets a colour."""
+COLOR = re.compile(r"\x1b\[(?:[0-9;]*;)?[34]\d(?:;[0-9;]*)?m")
+"""A control sequence that sets a color."""
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|\r")
 
 

@@ -293,7 +293,7 @@ def test_vectors_of_a_module_that_cannot_be_kept_are_refused(sentence_folder, ki
     """They would be those of the encoder alone, without a word about it."""
     file = sentence_folder / "modules.json"
     file.write_text(file.read_text().replace(f"{KIND}Normalize", kind))
-    with pytest.raises(UserError, match="depend on modules.json .its module .* is not known here"):
+    with pytest.raises(UserError, match="depend on modules.json .its module .* is not supported"):
         TrainedModel.open(sentence_folder).embedder()
     mean = EmbeddingSettings(pooling="mean")
     assert not TrainedModel.open(sentence_folder).embedder(mean).settings.normalize

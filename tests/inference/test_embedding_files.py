@@ -171,10 +171,10 @@ def test_parts_of_other_settings_are_not_continued(run, folder: Path, monkeypatc
 @pytest.mark.parametrize(
     ("job", "tokens", "message"),
     [
-        ({"output": "a.csv"}, False, "its suffix is none of .npy, .parquet"),
+        ({"output": "a.csv"}, False, "its suffix must be one of .npy, .parquet"),
         ({"output": "a.npy"}, True, "write a .parquet file"),
         ({"output": "a.parquet", "dtype": "int8"}, True, "int8 is for vectors of texts"),
-        ({"output": "a.npy", "dtype": "int4"}, False, "dtype: 'int4'; did you mean .int8."),
+        ({"output": "a.npy", "dtype": "int4"}, False, "dtype: no 'int4'; did you mean .int8."),
         ({"output": "a.npy", "columns": {"text_a": "x"}}, False, "no field `x`"),
         ({"output": "a.npy", "inputs": ["nothing.txt"]}, False, "nothing.txt: no such file"),
     ],

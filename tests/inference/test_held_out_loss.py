@@ -79,5 +79,5 @@ def test_another_tokenizer_is_refused(place: Path, tmp_path: Path) -> None:
     model = replace(
         TrainedModel.open(place / "hf"), given_tokenizer=wordpiece([*tokens, "a", "b"], lower=True)
     )
-    with pytest.raises(UserError, match="prepared with another tokenizer than that of"):
+    with pytest.raises(UserError, match="prepared with a tokenizer other than that of"):
         masked_lm_loss(model, open_corpus(place / "corpus"))

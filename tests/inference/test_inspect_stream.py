@@ -168,7 +168,7 @@ def test_a_row_as_text(recipe: Recipe) -> None:
     assert plain(view, 0).split("  positions")[1].count("[MASK](") == masked
 
 
-def test_every_sequence_of_a_row_has_a_colour(recipe: Recipe) -> None:
+def test_every_sequence_of_a_row_has_a_color(recipe: Recipe) -> None:
     view = open_step(recipe, 24, rows=24)
     row = next(n for n, entries in enumerate(view.rows) if len(entries) > 1)
     console = Console(force_terminal=True, color_system="standard", width=200)
@@ -268,8 +268,8 @@ def test_rows_that_only_a_teacher_labels(tmp_path: Path) -> None:
     view = open_step(make_recipe(values), 1, rows=4)
     found = [describe(view, seen.dataset.tasks[0], seen.example) for seen in sequences(view, [0])]
     assert sorted(found) == ["bad", "fair", "good", "no labels but the teacher's"]
-    labelled = [as_record(view, seen)["labels"] for seen in sequences(view, [0])]
-    assert sum(not labels for labels in labelled) == 1
+    labeled = [as_record(view, seen)["labels"] for seen in sequences(view, [0])]
+    assert sum(not labels for labels in labeled) == 1
 
 
 def test_mistakes(recipe: Recipe, folder: Path) -> None:

@@ -163,6 +163,6 @@ def test_parts_of_anything_else_are_not_continued(run, job, change, tmp_path, mo
 
 def test_predictions_without_labels_are_never_all_in_memory(run, job, monkeypatch) -> None:
     monkeypatch.setattr(_ByRow, "_known", property(lambda _: pytest.fail("all were read")))
-    unlabelled = replace(job, columns={"text_a": "text_a", "label": ""})
-    found = predict_files(TrainedModel.open(run).predictor(["mood"]), unlabelled)
+    unlabeled = replace(job, columns={"text_a": "text_a", "label": ""})
+    found = predict_files(TrainedModel.open(run).predictor(["mood"]), unlabeled)
     assert found is not None and not found.scores and found.rows == 11

@@ -156,8 +156,8 @@ def test_candidates(tmp_path) -> None:
         found = score(tmp_path, right, lines(name, values), kind="ranking")
         assert found["mrr"] == found["map"] == 0.75
     made = [{"index": i, "score": s, "label": y} for i, (_, y, s) in enumerate(rows)]
-    labelled = "".join(json.dumps(each) + "\n" for each in made)
-    assert score(tmp_path, right, labelled, kind="ranking")["f1"] == 1.0
+    labeled = "".join(json.dumps(each) + "\n" for each in made)
+    assert score(tmp_path, right, labeled, kind="ranking")["f1"] == 1.0
     cells = "index\tprediction\n" + "".join(f"{i}\t{s}\n" for i, (*_, s) in enumerate(rows))
     assert score(tmp_path, right, cells, kind="ranking")["mrr"] == 0.75  # predict.py --tsv
 

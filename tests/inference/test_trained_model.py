@@ -289,7 +289,7 @@ def test_a_command_says_which_weights_it_took_but_not_among_its_results(
 ) -> None:
     caplog.set_level(logging.WARNING, "palm_ds")
     by_fill_mask(unfinished, tmp_path)  # its stdout is JSON
-    taken = "has no weights/ yet; taken: checkpoints/step_00000002, its newest good checkpoint"
+    taken = "has no weights/ yet; using checkpoints/step_00000002, its newest good checkpoint"
     assert taken in caplog.text and "step_00000003: not used" in caplog.text
 
 

@@ -381,7 +381,7 @@ def test_texts_are_written_and_scored(tmp_path, predict, enter) -> None:
     said = enter(*arguments, "--tasks", "title", "--generate", "beam=2")
     assert said.code != 0 and 'generate.beam: unknown key; did you mean "beams"' in said.err
     said = enter(*arguments, "--tasks", "mood", "--generate", "beams=2")
-    assert "generate: no task writes texts; they are mood" in said.err
+    assert "generate: none of the tasks (mood) writes texts" in said.err
 
 
 def test_texts_from_python(tmp_path) -> None:

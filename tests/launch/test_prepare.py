@@ -47,7 +47,7 @@ def test_prepare_inspect_and_annotate(folder: Path) -> None:
     assert "a.txt@" in shown.stdout and "capital" in shown.stdout
 
 
-def test_rejected_lines_are_summarised(folder: Path) -> None:
+def test_rejected_lines_are_summarized(folder: Path) -> None:
     (folder / "b.jsonl").write_text('{"text": "Good."}\n{"txt": 1}\n\n{"text": "Good too."}\n')
     ended = run("out", "b.jsonl", *OPTIONS, cwd=folder)
     assert ended.returncode == 0, ended.stderr

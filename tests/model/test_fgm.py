@@ -15,8 +15,8 @@ from palm_ds.model.multi_task_model import Model
 LENGTH, WIDTH = 12, 8
 
 
-def batch_of(*rows: tuple[int, ...], labelled: int = 99) -> Batch:
-    """Rows of texts of these lengths, the first `labelled` of which have a label."""
+def batch_of(*rows: tuple[int, ...], labeled: int = 99) -> Batch:
+    """Rows of texts of these lengths, the first `labeled` of which have a label."""
     made, seed = [], 0
     for row in rows:
         made.append([])
@@ -30,7 +30,7 @@ def batch_of(*rows: tuple[int, ...], labelled: int = 99) -> Batch:
                 source_offsets=nothing,
                 annotations={},
             )
-            if seed <= labelled:
+            if seed <= labeled:
                 text.labels["sort"] = (nothing[:1], nothing[:1] + seed % 3)
             made[-1].append((text, 0))
     return collate(made, length=LENGTH, pad=0)
@@ -81,7 +81,7 @@ def attack(model: Model, batch: Batch, striker: FGM) -> list[float]:
 
 def test_the_perturbation_raises_the_loss_and_is_undone() -> None:
     """In packed rows: nearby, the loss grows by |gradient| * length for each text."""
-    model, batch, length = model_of(), batch_of((3, 5), (7, 4), labelled=3), 1e-3
+    model, batch, length = model_of(), batch_of((3, 5), (7, 4), labeled=3), 1e-3
     striker = FGM(model.backbone.word, length)
     clean = model(batch)["sort"].loss_sum.item()
     before, after = attack(model, batch, striker)

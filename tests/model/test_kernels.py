@@ -87,8 +87,8 @@ def test_layer_norm_equals_its_definition(eps: float) -> None:
         norm.weight.normal_()  # type: ignore[union-attr]
         norm.bias.normal_()  # type: ignore[union-attr]
     x = torch.randn(4, 9)
-    centred = x - x.mean(-1, keepdim=True)
-    scaled = centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt()
+    centered = x - x.mean(-1, keepdim=True)
+    scaled = centered / (centered.square().mean(-1, keepdim=True) + eps).sqrt()
     torch.testing.assert_close(norm(x), scaled * norm.weight + norm.bias)
 
 

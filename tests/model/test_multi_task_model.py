@@ -101,7 +101,7 @@ def test_an_unused_pooler_gets_a_gradient_too() -> None:
     assert grad is not None and (grad == 0).all()
 
 
-def test_only_labelled_rows_reach_a_head() -> None:
+def test_only_labeled_rows_reach_a_head() -> None:
     net = model()
     seen: list[int] = []
     net.heads["words"].register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
@@ -109,7 +109,7 @@ def test_only_labelled_rows_reach_a_head() -> None:
     assert seen == [3, 1]  # task a, and task d without labels on the same head
 
 
-def test_losses_depend_on_labelled_rows_only() -> None:
+def test_losses_depend_on_labeled_rows_only() -> None:
     net = model().eval()
     made = batch(a=([1, 4], [7, 8]), b=([0], [5]))
     outputs, hidden = net(made), net.backbone(made)[0]

@@ -1,4 +1,4 @@
-"""Which words were capitalised: by hand, and compared with an independent reading of the text."""
+"""Which words were capitalized: by hand, and compared with an independent reading of the text."""
 
 from __future__ import annotations
 

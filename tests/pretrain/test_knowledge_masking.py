@@ -235,7 +235,7 @@ def test_the_stages_mask_the_published_units(units, together):
             i for group, all_ in zip(groups, whole, strict=True) if all_ for i in group
         }
         apart |= {k for k in range(len(groups) - 1) if whole[k] != whole[k + 1]}
-    assert len(apart) == len(groups) - 1  # neighbours are hidden without one another
+    assert len(apart) == len(groups) - 1  # neighbors are hidden without one another
 
 
 # ERNIE 1.0's rule -------------------------------------------------------------------------------

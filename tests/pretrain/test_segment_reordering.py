@@ -36,7 +36,7 @@ def test_a_label_says_how_the_document_is_shuffled(tmp_path) -> None:
         order = TASK.orders[label]
         offsets = example.source_offsets[1:-1]
         pieces = np.split(offsets, np.flatnonzero(np.diff(offsets) != 1) + 1)
-        # Neighbours that stay neighbours are one piece.
+        # Neighbors that stay neighbors are one piece.
         joined = 1 + sum(b != a + 1 for a, b in zip(order, order[1:], strict=False))
         assert where == 0 and len(pieces) == joined
         first = [order[0]] + [b for a, b in zip(order, order[1:], strict=False) if b != a + 1]

@@ -58,7 +58,7 @@ def test_labels_by_hand(tmp_path):
     assert targets.tolist() == [0, 1, 1, 1, 0]
 
 
-def test_masked_tokens_are_labelled_by_their_original(tmp_path):
+def test_masked_tokens_are_labeled_by_their_original(tmp_path):
     source = write(tmp_path / "c", [[A, B, C, D, A, E]])
     example = build_input([source.read(0, 3)], source.vocabulary)
     example.input_ids[1:4] = source.vocabulary.mask, E, D

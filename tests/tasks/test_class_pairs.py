@@ -1,4 +1,4 @@
-"""Pairs of labelled texts: which there are, what an epoch reads, and what is refused; and the head
+"""Pairs of labeled texts: which there are, what an epoch reads, and what is refused; and the head
 on their vectors."""
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def test_refused(tmp_path: Path) -> None:
         source = source_of(tmp_path, rows)
         with pytest.raises(UserError, match=re.escape(message)):
             task = task_of(**values)
-            task.check(source, labelled=True)
+            task.check(source, labeled=True)
             task.check_step(source, 1)
             task.training_items(source, 64)
 
@@ -119,7 +119,7 @@ def test_refused(tmp_path: Path) -> None:
     check(ROWS, "one pair per step: CoSENT compares pairs", loss="cosent")
     many = [{"text_a": "x", "label": n % 2} for n in range(5000)]
     check(many, "unique makes 12,497,500 pairs of these rows, more than", sampling="unique")
-    task_of().check(source_of(tmp_path, [{"text_a": "x"}]), labelled=False)
+    task_of().check(source_of(tmp_path, [{"text_a": "x"}]), labeled=False)
 
 
 def test_a_head_on_means_equals_transformers(tmp_path: Path) -> None:

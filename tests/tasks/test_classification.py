@@ -160,7 +160,7 @@ def small_words(ids) -> list[str]:
 def test_several_labels_in_a_row_are_refused(tmp_path: Path) -> None:
     source = source_of(tmp_path, [ROWS[0], {**ROWS[1], "label": ["yes", "no"]}])
     with pytest.raises(UserError, match=r"jsonl:2: label: 2 labels, .*`kind: multi_label`"):
-        task_of(labels=["no", "yes"]).check(source, labelled=True)
+        task_of(labels=["no", "yes"]).check(source, labeled=True)
 
 
 def test_odd_labels_are_remarked_on_when_a_run_starts(tmp_path: Path) -> None:

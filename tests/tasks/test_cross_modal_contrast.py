@@ -48,7 +48,7 @@ def rows_with_others() -> list[dict[str, Any]]:
 def test_an_image_is_read_alone_before_its_texts(tmp_path: Path) -> None:
     source = source_for(tmp_path, rows_with_others())
     task = task_of(source)
-    task.check(source, labelled=True)
+    task.check(source, labeled=True)
     dataset = dataset_of(source, task)
     layouts = dataset.layouts(np.arange(4))
     example = dataset.example(1, layouts[1])

@@ -240,13 +240,13 @@ def test_bad_tables(tmp_path: Path) -> None:
     task = task_of()
     nothing = source_of(tmp_path, [{"source": "a", "label": "x"}])
     with pytest.raises(UserError, match="tasks.titles: .* has no column 'target'; it has"):
-        task.check(nothing, labelled=True)
-    task.check(nothing, labelled=False)  # to predict
+        task.check(nothing, labeled=True)
+    task.check(nothing, labeled=False)  # to predict
     empty = source_of(tmp_path, [{"source": "a", "target": "b"}, {"source": "a", "target": " "}])
     with pytest.raises(UserError, match=r"jsonl:2: target is empty"):
-        task.check(empty, labelled=True)
+        task.check(empty, labeled=True)
     with pytest.raises(UserError, match="has no column 'source'"):
-        task.check(source_of(tmp_path, [{"text_a": "a", "target": "b"}]), labelled=True)
+        task.check(source_of(tmp_path, [{"text_a": "a", "target": "b"}]), labeled=True)
     dataset = dataset_of(source_of(tmp_path, ROWS), task_of(max_target=64), max_length=24)
     with pytest.raises(UserError, match="rows of 24 tokens leave no room for a source next to"):
         dataset.layouts(np.arange(4))
@@ -254,7 +254,7 @@ def test_bad_tables(tmp_path: Path) -> None:
 
 def test_ernie_s_columns_are_known(tmp_path: Path) -> None:
     source = source_of(tmp_path, [{"src": "a b", "tgt": "c"}])
-    task_of().check(source, labelled=True)
+    task_of().check(source, labeled=True)
     assert source.row(0) == {"source": "a b", "target": "c"}
 
 
@@ -268,7 +268,7 @@ def captions(folder: Path, rows: int) -> tuple[TableSource, Generation]:
 def test_a_caption_is_written_from_an_image(tmp_path: Path) -> None:
     """[CLS] [SEP], the regions, and the target, whose positions go on behind the [SEP]."""
     source, task = captions(tmp_path, 3)
-    task.check(source, labelled=True)
+    task.check(source, labeled=True)
     dataset = dataset_of(source, task)
     example = dataset.example(1, dataset.layouts(np.arange(3))[1])
     target = [CLS, *ids(source.column("target")[1]), MASK]
@@ -285,7 +285,7 @@ def test_a_caption_is_written_from_an_image(tmp_path: Path) -> None:
         model_of(task)
     both = task_of(images=True, texts=["text_a"]).resolved(source)
     with pytest.raises(UserError, match="no column 'text_a'"):
-        both.check(source, labelled=True)
+        both.check(source, labeled=True)
 
 
 def test_captions_are_those_of_the_likeliest_tokens(tmp_path: Path) -> None:

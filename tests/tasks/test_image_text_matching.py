@@ -65,7 +65,7 @@ def test_rows_that_name_the_same_image_are_a_match(tmp_path: Path) -> None:
         assert example.labels["match"][1] == (example.image // 2 == example.item // 2)
     single = source_of(tmp_path, rows[:2], columns={"image": "pic"})
     with pytest.raises(UserError, match="has a single image; 2 are needed"):
-        task.check(single, labelled=True)
+        task.check(single, labeled=True)
 
 
 def test_the_head_reads_the_product_of_both_poolers(tmp_path: Path) -> None:

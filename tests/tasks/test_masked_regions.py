@@ -99,8 +99,8 @@ def test_settings_and_rows_that_do_not_go_together(tmp_path: Path) -> None:
         del row["pic"]["classes"]
     source = source_of(tmp_path, rows, columns=COLUMNS)
     with pytest.raises(UserError, match="no classes, which tasks.regions predicts"):
-        task_of(source).check(source, labelled=True)
-    task_of(source, predict=["features"]).check(source, labelled=True)
+        task_of(source).check(source, labeled=True)
+    task_of(source, predict=["features"]).check(source, labeled=True)
     with pytest.raises(UserError, match="name features, classes or both"):
         task_of(source, predict=[])
     words = make_task(MaskedWords, "words", texts=["text_a"])

@@ -214,4 +214,4 @@ def test_it_learns(tmp_path: Path) -> None:
 def test_missing_columns_are_named(tmp_path: Path) -> None:
     source = source_of(tmp_path, [{"text_a": "x"}])
     with pytest.raises(UserError, match="tasks.words: .* has no column 'context'"):
-        task_of(texts=["context"]).check(source, labelled=False)
+        task_of(texts=["context"]).check(source, labeled=False)

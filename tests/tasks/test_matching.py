@@ -114,7 +114,7 @@ def test_the_score_of_a_pair_does_not_depend_on_a_worse_text(tmp_path: Path) -> 
     model = model_of(task)
     with_worse = predictions(model, source_of(tmp_path, triples), task)["match"]
     source = source_of(tmp_path, pairs)
-    task.check(source, labelled=False)
+    task.check(source, labeled=False)
     alone = predictions(model, source, task)["match"]
     assert all(list(made) == ["probs"] for made in alone.values())
     for item in range(4):

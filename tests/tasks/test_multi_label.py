@@ -29,7 +29,7 @@ TARGETS = torch.tensor([[1.0, 0, 1], [0, 0, 0], [0, 1, 0], [1, 0, 0]])
 task_of = partial(make_task, MultiLabel, "topics")
 
 
-def test_scores_equal_scikit_learns_over_labelled_rows(tmp_path: Path) -> None:
+def test_scores_equal_scikit_learns_over_labeled_rows(tmp_path: Path) -> None:
     from sklearn.metrics import f1_score
 
     rows = [*ROWS, {"text_a": "y", "label": ["weather"]}]
@@ -60,7 +60,7 @@ def test_cells_of_text_are_split(tmp_path: Path) -> None:
     task = task_of(separator=";", nothing="no").resolved(opened(file))
     assert task.labels == ("arts", "law", "sport")
     assert task.targets(opened(file)).tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
-    task.check(opened(file), labelled=True)
+    task.check(opened(file), labeled=True)
 
 
 def test_a_listed_class_may_have_the_name_of_no_class(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_number_for_each_class_is_no_list_of_names(tmp_path: Path, value: list
     source = source_of(tmp_path, [{"text_a": "a", "label": value}, {"text_a": "b", "label": ["x"]}])
     message = r"1: label: .*: a 0 or 1 for each class; tasks.topics expects the names of those"
     with pytest.raises(UserError, match=message):
-        task_of().resolved(source).check(source, labelled=True)
+        task_of().resolved(source).check(source, labeled=True)
 
 
 def test_the_baseline_knows_class_frequencies(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_soft_labels_say_what_classes_are_worth(tmp_path: Path) -> None:
     rows = [*WORTH, {"text_a": "c", "label": {"two": 0, "no": 1}}]
     source = source_of(tmp_path, rows)
     task = task_of().resolved(source)
-    task.check(source, labelled=True)
+    task.check(source, labeled=True)
     assert task.soft and task.labels == ("no", "three", "two")
     assert task.targets(source) == pytest.approx(
         np.array([[0, 0.3, 1], [0.6, 0, 0], [1, 0, 0]], np.float32)
@@ -162,4 +162,4 @@ def test_what_a_class_is_worth_is_a_number_up_to_1(tmp_path: Path) -> None:
         source_of(tmp_path, rows)
     source, one = source_of(tmp_path, WORTH), make_task(Classification, "one", labels=["no", "two"])
     with pytest.raises(UserError, match="2 labels, but tasks.one expects one; .*multi_label"):
-        one.check(source, labelled=True)
+        one.check(source, labeled=True)

@@ -79,7 +79,7 @@ def test_labels_are_read_and_written_as_in_the_file(
     task = task_of().resolved(source)
     assert (task.answers, task.count_from) == (answers, count_from)
     assert task.targets(source).tolist() == targets
-    task.check(source, labelled=True)
+    task.check(source, labeled=True)
     written = predictions(model_of(task), source, task)["exam"]
     for item, row in enumerate(ROWS):
         best = int(np.argmax(written[item]["logits"]))
@@ -104,7 +104,7 @@ def test_rows_without_a_label_say_nothing_about_the_format(
     task = task_of().resolved(source)
     assert (task.answers, task.count_from) == (answers, count_from)
     assert (task.targets(source) >= 0).tolist() == [False, True]
-    task.check(replace(source, numbers=source.numbers[task.labelled(source)]), labelled=True)
+    task.check(replace(source, numbers=source.numbers[task.labeled(source)]), labeled=True)
 
 
 def test_label_settings_of_a_recipe_are_kept(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_missing_columns_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="tasks.exam: .* has no column 'label'"):
         task_of().resolved(source)
     with pytest.raises(UserError, match="tasks.exam: .* has no column 'label'"):
-        task_of(answers="number").check(source, labelled=True)
+        task_of(answers="number").check(source, labeled=True)
 
 
 def test_choices_that_do_not_fit_are_reported_with_their_place(tmp_path: Path) -> None:

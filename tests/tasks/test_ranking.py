@@ -120,7 +120,7 @@ def test_metrics_of_the_users_own_get_grades(tmp_path: Path) -> None:
 
 def test_a_missing_group_column_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="tasks.answers: .* has no column 'question'"):
-        task_of(group="question").check(source_of(tmp_path, ROWS), labelled=False)
+        task_of(group="question").check(source_of(tmp_path, ROWS), labeled=False)
 
 
 def test_windows_of_a_long_candidate_have_the_question(tmp_path: Path) -> None:
@@ -308,11 +308,11 @@ def test_what_is_wrong_with_a_circle_loss_is_said(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"rank\.max_length: 40 tokens .* raise `length` to 200"):
         dataset_of(source, circle_of(source, max_length=40)).layouts(np.arange(4))
     with pytest.raises(UserError, match=r"rank\.max_length: missing; .*`length` tokens holds 5"):
-        circle_of(source, max_length=0).check(source, labelled=True)
+        circle_of(source, max_length=0).check(source, labeled=True)
     single = named_source(tmp_path)
     few = TableSource(single.table, np.array([0, 1, 4]), single.tokenizer, "few")
     with pytest.raises(UserError, match="few has texts of fewer than 2 images; the circle loss"):
-        circle_of(few).check(few, labelled=True)
+        circle_of(few).check(few, labeled=True)
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.task import build
 from palm_ds.model.multi_task_model import Model
 from palm_ds.tasks.classification import Classification
-from palm_ds.tasks.metrics.answers import normalised
+from palm_ds.tasks.metrics.answers import normalized
 from palm_ds.tasks.reading import Reading, SpanHead
 from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.weights import weights_folder
@@ -298,7 +298,7 @@ def test_a_lost_answer_is_neither_learned_nor_treated_as_unanswerable(tmp_path) 
     lost["impossible"] = False
     source = source_of(tmp_path, [*REFUSING, lost], lost_answers="keep")
     task = task_of().resolved(source)
-    task.check(source, labelled=True)
+    task.check(source, labeled=True)
     assert answer_words(windows_of(source, task)[-1]) is None
     assert len(task.items(source, 64)) - len(task.training_items(source, 64)) == 1
     assert "1 answers not found in their context" in task.describe(source)
@@ -381,7 +381,7 @@ def test_no_answer_of_real_data_is_lost(
     tokenizer = load_tokenizer(shared / "data/ernie" / vocabulary)
     source = TableSource(table, np.arange(len(table)), tokenizer, "real")
     task = task_of().resolved(source)
-    task.check(source, labelled=True)
+    task.check(source, labeled=True)
     assert (task.score, task.max_answer, task.unanswerable) == (rules, longest, False)
     # every answer, as the text of its tokens
     spans, answers = source.encoded("context"), task.answers(source)
@@ -407,7 +407,7 @@ def test_no_answer_of_real_data_is_lost(
         text, start = made[item]["text"], made[item]["start"]
         assert part.row(item)["context"][start : start + len(text)] == text
     right = [
-        normalised(made[i]["text"]) in map(normalised, texts) for i, texts in asked.items() if texts
+        normalized(made[i]["text"]) in map(normalized, texts) for i, texts in asked.items() if texts
     ]
     assert np.mean(right) >= 0.99
     scores = task.metrics(made, part)
@@ -509,7 +509,7 @@ def test_tables_without_answers_are_predicted(tmp_path: Path) -> None:
     source = source_of(tmp_path, rows)
     for refuses in (False, True):
         task = task_of(unanswerable=refuses, stride=5)
-        task.check(source, labelled=False)
+        task.check(source, labeled=False)
         made = predictions(model_of(task), source, task, max_length=20)["qa"]
         assert sorted(made) == list(range(5))
         assert made[4]["text"] == ""  # an empty context has nothing to say
@@ -569,7 +569,7 @@ def test_it_learns(tmp_path: Path) -> None:
 
 def refused(source: TableSource, message: str, **values: Any) -> None:
     with pytest.raises(UserError, match=message) as raised:
-        task_of(**values).check(source, labelled=True)
+        task_of(**values).check(source, labeled=True)
     assert "\n" not in str(raised.value)
 
 

@@ -113,7 +113,7 @@ def test_boxes_and_settings_that_are_wrong(tmp_path: Path) -> None:
     rows[1]["place"] = None
     source = source_for(tmp_path, rows)
     with pytest.raises(UserError, match=":2: box is empty"):
-        task_of(source).check(source, labelled=True)
+        task_of(source).check(source, labeled=True)
     with pytest.raises(UserError, match="max_regions: 1, the whole image, leaves none to find"):
         task_of(source, max_regions=1)
 

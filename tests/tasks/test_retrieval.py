@@ -37,7 +37,7 @@ task_of = partial(make_task, Retrieval, "found")
 
 def test_rows_become_texts_that_share_a_row_of_the_batch(tmp_path: Path) -> None:
     source, task = source_of(tmp_path, ROWS), task_of()
-    task.check(source, labelled=True)
+    task.check(source, labeled=True)
     built, batch = built_of(dataset_of(source, task))
     examples = {each.example.item: each.example for row in built for each in row}
     assert examples[0].sub_lengths == (4, 3, 4, 3) and examples[2].sub_lengths == (4,)
@@ -110,7 +110,7 @@ def test_teacher_scores_reach_the_head_as_they_are(tmp_path: Path) -> None:
         for row in ROWS
     ]
     source, task = source_of(tmp_path, rows), task_of(distillation="kl")
-    task.check(source, labelled=True)
+    task.check(source, labeled=True)
     _, batch = built_of(dataset_of(source, task))
     bits = batch.labels["found"][1][:4, 2].to(torch.int32).view(torch.float32)
     assert bits.tolist() == [0.0, *np.float32([0.1, -2.5, 7.0]).tolist()]
@@ -130,7 +130,7 @@ def test_refused(tmp_path: Path) -> None:
         source = source_of(tmp_path, rows)
         with pytest.raises(UserError, match=re.escape(message)):
             task = task_of(**values)
-            task.check(source, labelled=True)
+            task.check(source, labeled=True)
             task.check_step(source, 1)
 
     plain = {"query": "so ?", "positive": "good"}

@@ -72,7 +72,7 @@ def test_mistakes_name_the_row(tmp_path: Path, graph: Any, message: str) -> None
     rows = [{**image_rows(1)[0], "text_a": TEXT, "graph": graph}]
     source = source_of(tmp_path, rows, columns=COLUMNS)
     with pytest.raises(UserError) as error:
-        task_of(source).check(source, labelled=True)
+        task_of(source).check(source, labeled=True)
     assert message in str(error.value) and "rows0.jsonl:1" in str(error.value)
 
 

@@ -112,7 +112,7 @@ def test_refused(tmp_path: Path) -> None:
         source = source_of(tmp_path, rows)
         with pytest.raises(UserError, match=re.escape(message)):
             task = task_of(**values).resolved(source)
-            task.check(source, labelled=True)
+            task.check(source, labeled=True)
             task.check_step(source, 1)
 
     check([{"text_a": "x", "text_b": " ", "label": 1}, ROWS[0]], "text_b is empty; remove the row")

@@ -131,7 +131,7 @@ def test_real_tags_come_back_as_they_were(
         assert task.scheme == scheme
         assert len(task.labels) == (count if task.trained_scheme == scheme else count * 2 - 1)
         assert ("characters" if "msra" in path else "words") == task.units
-        task.check(source, labelled=True)
+        task.check(source, labeled=True)
         made = examples(task, source)
         assert (len(made) > len(source)) == bool(task.max_length)
         found = predictions(task, source, made)
@@ -159,7 +159,7 @@ def test_real_spans_come_back_as_they_were(
     wanted = [source.row(i)["spans"] for i in range(len(source))]
     assert sum(map(len, wanted)) == spans
     for task in (tagging(source), tagging(source, max_length=16, crf=True)):
-        task.check(source, labelled=True)
+        task.check(source, labeled=True)
         found = there_and_back(task, source)
         same = sum(span in found[i]["spans"] for i, row in enumerate(wanted) for span in row)
         assert same == spans - out - moved
@@ -457,7 +457,7 @@ def test_a_plain_text_is_split_into_words_and_spans_refer_to_it(
     source = rows({"text_a": text, "spans": [{"start": 13, "end": 16, "type": "people"}]})
     task = tagging(source)
     bare = rows({"text_a": text})
-    task.check(bare, labelled=False)
+    task.check(bare, labeled=False)
     found = predictions(task, bare, examples(task, bare))[0]
     assert found["tokens"] == ["a", "table", ",", "for", "two", "at", "5pm"]
     assert found["tags"] == [task.labels[0]] * 7  # without a label the first one is the target
@@ -533,7 +533,7 @@ def test_rows_that_cannot_be_learned_are_named(
 ) -> None:
     source = rows(GOOD, row)
     with pytest.raises(UserError, match=message) as caught:
-        tagging(source, **keys).check(source, labelled=True)
+        tagging(source, **keys).check(source, labeled=True)
     assert "\n" not in str(caught.value)
 
 
@@ -543,8 +543,8 @@ def test_unknown_tags_are_named_but_do_not_prevent_predictions(
     task = tagging(rows(GOOD))
     held = rows(GOOD, {"tokens": ["a", "b", "c"], "tags": ["O", "B-place", "I-place"]})
     with pytest.raises(UserError, match=r"t.jsonl:2: tags, word 2: unknown tag 'B-place'"):
-        task.check(held, labelled=True)
-    task.check(held, labelled=False)
+        task.check(held, labeled=True)
+    task.check(held, labeled=False)
     found = predictions(task, held, examples(task, held))
     assert len(found[1]["tags"]) == 3
     assert task.metrics(found, held)["f1"] == 1.0  # of the row that it knows
@@ -668,7 +668,7 @@ def test_rows_without_tags_are_kept_for_a_teacher(label, words, tmp_path: Path) 
     source = source_of(file, {"missing_labels": "keep"})
     task = tagging(source)
     assert task.labels == ("B-X", "I-X", "O") and task.describe(source) == ""
-    assert task.labelled(source).tolist() == [True, False, True]
-    task.check(source, labelled=False)
+    assert task.labeled(source).tolist() == [True, False, True]
+    task.check(source, labeled=False)
     with pytest.raises(UserError, match=f"rows.jsonl:2: {role}"):
-        task.check(source, labelled=True)
+        task.check(source, labeled=True)

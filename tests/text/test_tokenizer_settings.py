@@ -186,7 +186,7 @@ def test_other_files(name: str, tmp_path: Path) -> None:
 def test_a_model_implies_the_class_whose_settings_apply(
     model: str, config: dict[str, Any] | None, backend: bool, tmp_path: Path
 ) -> None:
-    """MPNet's has BERT's normalisation and RoBERTa's separators. `backend`: beside a tokenizer.json
+    """MPNet's has BERT's normalization and RoBERTa's separators. `backend`: beside a tokenizer.json
     that says otherwise."""
     source = folder_of(tmp_path / "source", config, model_type=model)
     if backend:

@@ -226,8 +226,8 @@ def test_characters_are_looked_up_with_the_sign_of_a_word_start(tmp_path: Path) 
         starts = [text[start:end].lower() for start, end in spans]
         for token, seen in zip(released(text), starts, strict=True):
             assert token == "[UNK]" or len(text.lower()) > len(text) or seen in token
-    labelled = tokenizer.encode_spans(list("语言模型"))  # as tables of tagged characters are
-    assert [len(ids) for ids, _ in labelled] == [1, 1, 1, 1]
+    labeled = tokenizer.encode_spans(list("语言模型"))  # as tables of tagged characters are
+    assert [len(ids) for ids, _ in labeled] == [1, 1, 1, 1]
     tokenizer.save(tmp_path / "saved")
     assert load_tokenizer(tmp_path / "saved").fingerprint == tokenizer.fingerprint
 

@@ -103,7 +103,7 @@ def test_convert_in_json(enter: Enter, source: Path, tmp_path: Path) -> None:
     assert "onnx" not in record
 
 
-def test_an_unchecked_conversion_is_labelled(enter: Enter, source: Path, tmp_path: Path) -> None:
+def test_an_unchecked_conversion_is_labeled(enter: Enter, source: Path, tmp_path: Path) -> None:
     said = enter("convert", source, tmp_path / "out", "--unchecked")
     assert said.out.splitlines()[-1] == "checked: not at all"
 

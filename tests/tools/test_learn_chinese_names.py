@@ -36,7 +36,7 @@ def test_words_that_were_not_learned_from(learn: ModuleType) -> None:
     assert precision > 0.75 and recall > 0.65
 
 
-def test_the_labelled_words_are_learned(learn: ModuleType) -> None:
+def test_the_labeled_words_are_learned(learn: ModuleType) -> None:
     import rjieba
 
     from palm_ds.corpus.analyzer import chinese_tagger

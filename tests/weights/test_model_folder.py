@@ -40,11 +40,11 @@ def test_a_run_is_its_weights_else_its_best_else_its_newest_checkpoint(run: Path
     assert is_of(run, 2) and is_of(run / "checkpoints", 2)
     (note,) = open_model(run).folder_notes
     taken = "checkpoints/step_00000009, its newest good checkpoint"
-    assert note == f"{run}: has no weights/ yet; taken: {taken}"
+    assert note == f"{run}: has no weights/ yet; using {taken}"
     save_weights(model(3), run / "best", info())
     assert is_of(run, 3)
     assert open_model(run).folder_notes == (
-        f"{run}: has no weights/ yet; taken: best, its best weights so far",
+        f"{run}: has no weights/ yet; using best, its best weights so far",
     )
     save_weights(model(4), run / "weights", info())
     assert is_of(run, 4) and open_model(run).folder_notes == ()
@@ -64,7 +64,7 @@ def test_the_checkpoints_of_a_finished_run_say_nothing_of_its_weights(run: Path)
     save_weights(model(4), run / "weights", info())
     place = run / "checkpoints"
     (note,) = ModelFolder.find(place).notes
-    assert note == f"{place}: taken: step_00000009, its newest good checkpoint"
+    assert note == f"{place}: using step_00000009, its newest good checkpoint"
 
 
 def test_a_damaged_newest_checkpoint_is_skipped_with_a_line(run: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_run_without_a_good_checkpoint(run: Path) -> None:
 
 def test_a_run_with_nothing_yet_says_how_far_it_is(run: Path) -> None:
     shutil.rmtree(run / "checkpoints")
-    looked_for = "no weights/, no best/ and no checkpoint in checkpoints/; the same palm-ds pretrai"
+    looked_for = "no weights/, no best/ and no checkpoint in checkpoints/; the command that started"
     for done, lines in (
         ("no step logged", []),
         ("3 of 12 steps done", [{"kind": "step", "step": 2}, {"kind": "step", "step": 3}]),

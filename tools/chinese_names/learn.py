@@ -1,10 +1,10 @@
-"""Learns the weights of Chinese names (`palm_ds/text/chinese.py`) from labelled words.
+"""Learns the weights of Chinese names (`palm_ds/text/chinese.py`) from labeled words.
 
     python tools/chinese_names/learn.py            writes palm_ds/text/chinese_name_weights.txt
     python tools/chinese_names/learn.py --folds 5  precision and recall on words that are held out
 
-`words.txt` has a labelled word a line, `+` before a name and `-` before another word that jieba
-calls one. They were labelled by one rule: a name is what English writes with a capital letter.
+`words.txt` has a labeled word a line, `+` before a name and `-` before another word that jieba
+calls one. They were labeled by one rule: a name is what English writes with a capital letter.
 Logistic regression, with AdaGrad from zero: the same words give the same weights.
 """
 
@@ -28,7 +28,7 @@ HEADER = "# Weights in hundredths, learned by tools/chinese_names/learn.py from 
 
 
 def read_words(file: Path = WORDS) -> list[tuple[str, bool]]:
-    """The labelled words, in order."""
+    """The labeled words, in order."""
     lines = file.read_text("utf-8").split("\n")
     return [(line[1:].strip(), line[0] == "+") for line in lines if line[:1] in ("+", "-")]
 

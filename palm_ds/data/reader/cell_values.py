@@ -153,7 +153,7 @@ def _choices(value: object, role: str, settings: TableSettings) -> list[str]:
         value = value["text"]
     texts = _texts(value, role, settings)
     if len(texts) < 2:
-        raise BadRecordError(f"{len(texts)} choices; at least two are needed")
+        raise BadRecordError(f"{counted(len(texts), 'choice')}; at least two are needed")
     return texts
 
 
@@ -258,7 +258,7 @@ def _spans(value: object, text: str) -> list[dict[str, Any]]:
     for start, end, kind in spans:
         if not (_is_place(start) and _is_place(end) and 0 <= start < end <= len(text)):
             raise BadRecordError(
-                f"span {start} to {end} of {kind}, in a text of {len(text)} characters"
+                f"span {start} to {end} of {kind} does not fit a text of {len(text)} characters"
             )
     return [{"start": start, "end": end, "type": kind} for start, end, kind in sorted(spans)]
 
@@ -314,7 +314,8 @@ def _check_answers(values: dict[str, Any], settings: TableSettings, note: Note) 
         place = nearest(text, context, start)
         if place < 0 and settings.lost_answers == "stop":
             raise BadRecordError(
-                f"answer {text[:40]!r} is not in the context (lost_answers: keep or drop)"
+                f"answer {text[:40]!r} is not in the context (`lost_answers: keep` or `drop` "
+                "allows that)"
             )
         if place < 0:
             what = "kept for scoring" if settings.lost_answers == "keep" else "left out"
@@ -326,7 +327,8 @@ def _check_answers(values: dict[str, Any], settings: TableSettings, note: Note) 
     if not answers and values["answers"] and _count(values["answers"]):
         raise BadRecordError("none of its answers is in the context")
     if bool(answers) == values.setdefault("impossible", not answers):
-        raise BadRecordError("impossible, but with an answer" if answers else "no answer")
+        what = "impossible, but with an answer" if answers else "no answer, but not impossible"
+        raise BadRecordError(what)
     values["answers"] = answers
 
 
@@ -358,7 +360,9 @@ def _answers(value: object) -> list[tuple[str, int]]:
     for text, start in pairs:
         check_text(text, "an answer's text", "an answer's text is empty")
         if not _is_place(start):
-            raise BadRecordError(f"answer {text[:40]!r}: answer_start is {type_name(start)}")
+            raise BadRecordError(
+                f"answer {text[:40]!r}: answer_start is {type_name(start)}, not an integer"
+            )
     return pairs
 
 

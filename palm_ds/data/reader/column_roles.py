@@ -80,8 +80,8 @@ def _are_spans(label: object) -> bool:
 
 
 def _something_else(names: Collection[str]) -> set[str]:
-    """Roles that are not meant by columns of their names, given what else the table has: `query`
-    may be a text of a pair, `source` where a text is from, `target` a class, `turns` a number."""
+    """Roles that columns of their names do not mean, given the table's other columns: `query` may
+    be a text of a pair, `source` where a text is from, `target` a class, `turns` a number."""
     source, target = ({role, *ALIASES[role]}.intersection(names) for role in ("source", "target"))
     texts = any(all(name in names for name in some) for some in (*_OTHER_TEXTS, *TEXTS))
     lacking = set() if "positive" in names else {"query"}

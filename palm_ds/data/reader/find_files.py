@@ -76,13 +76,13 @@ def _dataset(folder: Path, split: str) -> Path:
     if (folder / "dataset_dict.json").is_file():
         splits = sorted(p.name for p in folder.iterdir() if p.is_dir())
         if split not in splits:
-            what = f"no split {split!r}" if split else "several splits"
-            raise UserError(f"{folder}: {what}; split: one of {', '.join(splits)}")
+            what = f"has no split {split!r}" if split else "has several splits"
+            raise UserError(f"{folder}: {what}; set `split` to one of {', '.join(splits)}")
         return folder / split
     if not (folder / "state.json").is_file():
         raise UserError(f"{folder}: not a dataset; {_how_to_name(folder)}")
     if split:
-        raise UserError(f"{folder}: split: {split}, but it is one dataset without splits")
+        raise UserError(f"{folder}: is a dataset without splits; remove `split: {split}`")
     return folder
 
 

@@ -1,5 +1,5 @@
-"""Rows of files of every format but blocks of lines (block_formats.py): values by column, or what
-is wrong with them."""
+"""Rows of files of every format but blocks of lines (block_formats.py): values by column, or the
+reason a row is bad."""
 
 from __future__ import annotations
 

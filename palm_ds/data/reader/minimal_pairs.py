@@ -1,4 +1,4 @@
-"""Files of minimal pairs: two sentences that differ in little, of which one is acceptable.
+"""Files of minimal pairs: two sentences with a small difference, of which one is acceptable.
 
     {"sentence_good": "She runs.", "sentence_bad": "She run."}     JSON lines, as BLiMP's
 
@@ -69,7 +69,7 @@ def _pairs(file: File, settings: TableSettings) -> list[MinimalPair]:
             "of text, bad and good in turn (.txt)"
         )
     if not pairs:
-        raise UserError(f"{file.path}: no minimal pair in it")
+        raise UserError(f"{file.path}: has no minimal pairs")
     return pairs
 
 

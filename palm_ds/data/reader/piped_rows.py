@@ -99,7 +99,8 @@ def format_of(pipe: Pipe, wanted: str = "", as_in_training: str = "auto") -> str
     by a tab in the first line. Raises UserError for one that is not read line by line."""
     if wanted not in ("auto", "", *LINE_FORMATS):
         raise UserError(
-            f"--format {wanted}: standard input is read line by line: {', '.join(LINE_FORMATS)}"
+            f"--format {wanted}: standard input is read line by line; expected one of "
+            f"{', '.join(LINE_FORMATS)}"
         )
     if wanted in LINE_FORMATS:
         return wanted
@@ -135,7 +136,7 @@ def _named(row: Row, format: str) -> Row:
 
 
 def alike(rows: ReadRows) -> Iterator[ReadRows]:
-    """The rows in runs of the same columns, so that what becomes of a row does not depend on its
+    """The rows in runs of the same columns, so that the answer to a row does not depend on its
     neighbors."""
 
     def columns(row: Row) -> frozenset[Any]:

@@ -144,7 +144,9 @@ def _rows(value: object, name: str, regions: int) -> np.ndarray:
     """(regions, any)"""
     array = _array(value, name).reshape(-1)
     if not len(array) or len(array) % regions:
-        raise BadRecordError(f"image: {name}: {len(array)} numbers for {regions} boxes")
+        raise BadRecordError(
+            f"image: {name}: {len(array)} numbers, not a multiple of the {regions} boxes"
+        )
     return array.reshape(regions, -1)
 
 
@@ -153,7 +155,7 @@ def _distribution(value: object, regions: int) -> np.ndarray:
     array = _rows(value, "classes", regions)
     total = array.sum(1, keepdims=True)
     if (array < 0).any() or (total <= 0).any():
-        raise BadRecordError("image: classes: no distribution: a number below 0, or all are 0")
+        raise BadRecordError("image: classes: not a distribution: a number below 0, or all are 0")
     return array / total
 
 
@@ -194,9 +196,10 @@ class RegionFiles:
                 cells = _cells(file.readline())
             return regions_of(*cells[1:3], *cells[4:])
         if not name.endswith(".npz"):
-            where = ", ".join(self.paths) if self.paths else "nothing: give the files as `images`"
+            if not self.paths:
+                raise BadRecordError(f"image: no {name!r}: give the files with images as `images`")
             near = suggest(name, list(self._index)[:1000])
-            raise BadRecordError(f"image: no {name!r}{near} in {where}")
+            raise BadRecordError(f"image: no {name!r} in {', '.join(self.paths)}{near}")
         return _npz(folder / name)
 
     @cached_property
@@ -226,7 +229,7 @@ class RegionFiles:
 
 
 def _check_file(path: Path, pattern: str) -> None:
-    """Raises UserError for what is no file of lines."""
+    """Raises UserError for anything but a file of lines."""
     if path.suffix in _PICKLES or (path / "data.mdb").is_file():
         raise UserError(
             f"images: {path}: its values are pickles, which can run any code when they are read, "

@@ -54,7 +54,7 @@ class ReadRows(File):
 def memory_rows(name: str, rows: Sequence[Any]) -> MemoryRows:
     """Raises UserError if there are no rows, or one is empty or not a mapping."""
     if not rows:
-        raise UserError(f"{name}: no rows")
+        raise UserError(f"{name}: is empty; give at least one row")
     for index, row in enumerate(rows):
         if not isinstance(row, Mapping) or not row:
             raise UserError(f"{name}[{index}]: expected a mapping with columns, got {row!r}")
@@ -131,7 +131,7 @@ class Table:
         self.unused = tuple(unused)
         """Columns of the first file without a role."""
         self.notes = tuple(notes)
-        """What was skipped or is odd, each with its number of rows and the first of them."""
+        """Lines about rows that were skipped or are odd, each with their number and the first."""
         self.fingerprint = fingerprint
         """A hash of the files' contents and the settings."""
         self._images = RegionFiles(tuple(images))
@@ -393,7 +393,7 @@ def _with_sample(rows: Iterator[Row], format: str) -> Iterator[tuple[Row, Mappin
 
 
 def rows_in(file: File, settings: TableSettings) -> Iterator[Row]:
-    """The rows of a file, one after another, whatever is wrong with them."""
+    """The rows of a file, one after another, bad ones too."""
     return _READERS[file.format](file, settings)
 
 

@@ -217,7 +217,7 @@ def split_corpus(
 
 
 def without_copies(corpus: Corpus, held_out: np.ndarray) -> np.ndarray:
-    """The held-out documents without those that stand elsewhere in the corpus too, perhaps in the
+    """The held-out documents without those that are elsewhere in the corpus too, perhaps in the
     training part; all of them if that leaves none."""
     if not len(held_out) or not len(corpus.repeated):
         return held_out

@@ -153,12 +153,13 @@ class EndlessRows:
 
     @cached_property
     def _function(self) -> Callable[..., Any]:
-        """The reader. Raises UserError for one that cannot be called as it will be."""
+        """The reader. Raises UserError for one that cannot be called without arguments."""
         function = import_callable(self.reader, self.where)
         try:
             inspect.signature(function).bind()
         except TypeError as error:
-            raise UserError(f"{self.where}: {self.reader}: {error}; it gets no arguments") from None
+            why = f"{error}; it is called without arguments"
+            raise UserError(f"{self.where}: {self.reader}: {why}") from None
         return function
 
     @cached_property

@@ -28,7 +28,7 @@ from palm_ds.text.tokens import SpecialTokens, TokenSpan
 
 @dataclass(frozen=True)
 class TokenizedColumn:
-    """Tokenised texts, concatenated."""
+    """Tokenized texts, concatenated."""
 
     ids: np.ndarray  # (tokens,) int64
     spans: np.ndarray  # (tokens, 2) int64: characters [from, to) of the text
@@ -208,7 +208,7 @@ class TableSource(CachesResults):
 
 
 def encode(texts: Sequence[str], tokenizer: Tokenizer) -> TokenizedColumn:
-    """Tokenises texts, without special tokens; equal texts only once."""
+    """Tokenizes texts, without special tokens; equal texts only once."""
     number = {text: i for i, text in enumerate(dict.fromkeys(texts))}
     known: list[tuple[np.ndarray, np.ndarray]] = []
     for begin in range(0, len(number), _BATCH):
@@ -224,7 +224,7 @@ def encode(texts: Sequence[str], tokenizer: Tokenizer) -> TokenizedColumn:
 def encode_lists(
     lists: Sequence[Sequence[str]], spans: Sequence[np.ndarray], tokenizer: Tokenizer
 ) -> TokenizedWords:
-    """Tokenises lists of words, each word separately; `spans[i]` (words, 2) are the character spans
+    """Tokenizes lists of words, each word separately; `spans[i]` (words, 2) are the character spans
     of list i.
 
     A word for which the tokenizer returns nothing (control characters) becomes [UNK]."""

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, get_args
 
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.messages import counted
 from palm_ds.data.stream.budgets import (
     Budget,
     DatasetSizes,
@@ -162,7 +163,9 @@ def _grown_steps(
     if all(budget.unit == "steps" for budget in row.values()):
         return {task_group: int(budget.number) for task_group, budget in row.items()}
     if any(budget.unit == "steps" for budget in row.values()):
-        raise UserError(f"{where}: amounts in steps and in tokens do not mix with its own batch")
+        raise UserError(
+            f"{where}: has a batch of its own, so all its amounts must be in steps, or none"
+        )
     tokens = {
         task_group: budget.tokens(sizes[task_group] if sizes else None, f"{where}: {task_group}")
         for task_group, budget in row.items()
@@ -261,7 +264,7 @@ def _mix(value: object, where: str) -> Mix:
     for mix in get_args(Mix):
         if value == mix:
             return mix
-    raise UserError(f"{where}: {value!r} is none of {', '.join(get_args(Mix))}")
+    raise UserError(f"{where}: expected one of {', '.join(get_args(Mix))}, got {value!r}")
 
 
 def _explicit(
@@ -305,10 +308,9 @@ def _settings(values: object, spec: CurriculumSpec) -> tuple[Mapping[str, Any], 
     if spec.kind not in ("continual", "sequential"):
         stages = 1
     if not isinstance(values, list) or len(values) != stages:
-        shown = f"{len(values)} for" if isinstance(values, list) else f"{values!r} for"
-        raise UserError(
-            f"{where}: expected a list with a mapping for each stage, got {shown} {stages}"
-        )
+        shown = len(values) if isinstance(values, list) else repr(values)
+        wanted = counted(stages, "mapping")
+        raise UserError(f"{where}: expected a list of {wanted}, one for each stage, got {shown}")
     for number, own in enumerate(values):
         for key in own if isinstance(own, Mapping) else [own]:
             if key not in STAGE_SETTINGS:

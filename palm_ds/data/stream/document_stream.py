@@ -192,7 +192,7 @@ class DocumentStream:
         return {self.sizes[number].rows: self.curriculum.stages[number].steps}
 
     def _begin(self, number: int, rows: int) -> Batch:
-        """The first windows of some documents, as at the begin of a stage."""
+        """The first windows of some documents, as at the beginning of a stage."""
         dataset = self._dataset(number)
         layouts = self.datasets[dataset].layouts(np.arange(rows))
         refs = [[ExampleRef(dataset, n, layout)] for n, layout in enumerate(layouts)]
@@ -217,7 +217,7 @@ class DocumentStream:
             self._queues[state["stage"]] = queue
 
     def consumed(self, step: int | None = None) -> dict[str, int]:
-        """{dataset: documents} that have begun in the first `step` steps (by default all)."""
+        """{dataset: documents} that started in the first `step` steps (by default all)."""
         step = self.curriculum.steps if step is None else step
         last = self.curriculum.stage_at(max(step - 1, 0))
         total = {dataset.name: self.already_read.get(dataset.name, 0) for dataset in self.datasets}

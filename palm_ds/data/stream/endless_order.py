@@ -45,11 +45,11 @@ class EndlessOrder:
 
     def _made(self, source: TableSource) -> np.ndarray:
         for task in self.tasks:
-            task.check(source, labelled=True)
+            task.check(source, labeled=True)
         items = self.tasks[0].training_items(source, self.max_length)
         if len(items) != len(source):
             raise UserError(
-                f"{self.rows.where}: tasks.{self.tasks[0].name} makes {len(items):,} examples of "
-                f"{len(source):,} rows; a reader needs a task that makes one of each"
+                f"{self.rows.where}: tasks.{self.tasks[0].name} makes {len(items):,} examples from "
+                f"{len(source):,} rows; with a reader, a task must make one from each"
             )
         return items

@@ -301,7 +301,7 @@ class PackedStream:
         if changed := set(state.get("windowed", ())) ^ set(self._windowed()):
             raise UserError(
                 f"task group {min(changed)!r}: the run began with a version of palm_ds that "
-                "shuffles large corpora in another way, and would read texts twice; continue it "
+                "shuffles large corpora differently, so it would read texts twice; continue it "
                 "with that version, or begin a new run (init_from: its weights)"
             )
         stage = self._open(state["stage"], np.array(state["already_read"], np.int64))

@@ -87,7 +87,7 @@ def rows_to_predict(lengths: np.ndarray, attention: str) -> list[np.ndarray]:
 
 
 def padded_length(longest: int, device: torch.device) -> int:
-    """The length of the rows of a batch, the longest of which has so many tokens."""
+    """The length of the rows of a batch, given that of the longest."""
     unit = 1 if device.type == "cpu" else _UNIT
     return -(-longest // unit) * unit
 

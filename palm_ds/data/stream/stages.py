@@ -78,7 +78,7 @@ class StepInfo:
     stage_steps: int
     """Steps of the stage."""
     task_groups: tuple[str, ...]
-    """What the step trains on: all of the stage with `mix: batch`, else one of them."""
+    """The groups that the step trains on: all of the stage with `mix: batch`, else one of them."""
 
     @property
     def starts_stage(self) -> bool:

@@ -47,7 +47,7 @@ _KEPT = 256
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentSettings(Settings):
-    """How an encoder with memories reads documents, window by window."""
+    """Settings for reading documents window by window, with an encoder that has memories."""
 
     stride: NonNegativeInt = 0
     """Tokens from the start of a window to the start of the next, at most the length of a window.
@@ -67,8 +67,8 @@ class DocumentSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentWindows:
-    """Rows that documents are cut into. `repeated`: the tokens of a text that stands in every
-    window of a document beside its own; ALONE: there is none."""
+    """Rows that documents are cut into. `repeated`: the tokens of a text that every window of a
+    document has beside its own; ALONE: there is none."""
 
     length: int
     """Tokens of a row."""
@@ -236,7 +236,8 @@ class DocumentDataset(TaskGroupDataset[SourceT]):
         ends = example.input_ids[[0, -1]].tolist()
         if example.sub_lengths or ends != [vocabulary.cls, vocabulary.sep]:
             raise UserError(
-                f"tasks.{self.tasks[0].name}: its examples are no single texts, as documents are"
+                f"tasks.{self.tasks[0].name}: its examples are not single texts, as documents must "
+                "be"
             )
         return example
 

@@ -36,7 +36,7 @@ class WindowPlace(NamedTuple):
 
 
 class ReadsDocuments(Generic[SourceT]):
-    """Questions of windows to a task; by default it knows of none."""
+    """The part of a task for windows of documents; by default it reads no documents."""
 
     documents: ClassVar[Literal["no", "also", "only"]] = "no"
     """Whether its texts may be documents that an encoder with memories reads in windows."""

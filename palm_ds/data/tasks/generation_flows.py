@@ -1,4 +1,4 @@
-"""Examples of texts to write: a source, its target, and the queries that are predicted (ERNIE-GEN:
+"""Examples for generation: a source, its target, and the queries that are predicted (ERNIE-GEN:
 Xiao et al. 2020, arXiv 2001.11314, sections 3.1 to 3.3 and figure 3).
 
                source          target               word by word         span by span
@@ -12,9 +12,9 @@ With `decoder: next_token` there are no queries: each target token predicts the 
 first, from the source and the target up to itself (UniLM: Dong et al. 2019, section 2.3; UNIMO).
 
 A query Q ([ATTN]) attends to itself too, and to no other query. The targets that others attend to
-are noised: some are replaced, and what a query predicts is the original. The paper predicts each
-word from [ATTN] instead of the word before it, so that a wrong word in the context, which is what
-noise is, does less harm when texts are written (sections 3.2 and 3.3).
+are noised: some are replaced, but queries predict the originals. The paper predicts each word from
+[ATTN] instead of the word before it, so that a wrong word in the context, such as noise, does less
+harm when texts are generated (sections 3.2 and 3.3).
 
 Where the paper and ERNIE's code differ, or two versions of the code: as in the code of the paper
 (branch `repro`), the [CLS] that begins a target is not predicted, and each target token is noised
@@ -211,4 +211,7 @@ def same_head(own: FlowOptions, origin: object, where: str) -> None:
     if not isinstance(origin, FlowOptions):
         raise UserError(f"{where}.share: {getattr(origin, 'name', '')!r} does not write texts")
     if own.smoothing != origin.smoothing or own.word_weight != origin.word_weight:
-        raise UserError(f"{where}.share: the head has another `smoothing` or `word_weight`")
+        raise UserError(
+            f"{where}.share: `smoothing` and `word_weight` must be those of the task whose head is "
+            "shared"
+        )

@@ -77,7 +77,7 @@ class ScoreReport(Protocol):
 
 
 class Predicts(ABC):
-    """What a task predicts, and how good it is. A task that defines `decode` predicts."""
+    """Predictions of a task, and their scores. A task that defines `decode` predicts."""
 
     name: str
 
@@ -121,7 +121,7 @@ class Predicts(ABC):
 
 
 class PredictionFiles(Predicts):
-    """How a task's predictions are written and read."""
+    """Files of a task's predictions, written and read."""
 
     eval_only: ClassVar[Sequence[str]] = ()
     """Entries of a prediction that only `metrics` reads."""
@@ -162,7 +162,7 @@ class of each token, one of several texts, an answer in a text."""
 
 
 class Exports:
-    """What a task's head means, and what is equivalent to it elsewhere."""
+    """The meaning of a task's head, and its equivalents elsewhere."""
 
     labels: ClassVar[Sequence[str]] = ()
     """Names of its classes, if they have any, in the order of the head's scores."""
@@ -180,8 +180,8 @@ class Exports:
         return HeadOutputs(labels=tuple(self.labels))
 
     def with_head_like(self, stored: HeadOutputs) -> Self:
-        """The task with a head that reads what a stored one does, as a teacher's may read something
-        else than the student's."""
+        """The task with a head that reads the same as a stored one: a teacher's may read something
+        other than the student's."""
         return self
 
     def hf_export(self) -> ExportedHead | None:
@@ -189,11 +189,11 @@ class Exports:
         return None
 
     def text_pooling(self) -> TextPooling | None:
-        """How texts become the vectors that this task trains; None: it trains none."""
+        """The pooling of texts into vectors that this task trains; None: it trains none."""
         return None
 
 
-SAMPLE = "The tower in Paris is 330 metres tall."
+SAMPLE = "The tower in Paris is 330 meters tall."
 QUESTION = "How tall is the tower?"
 PAIR = ("text_a", "text_b")
 
@@ -229,7 +229,7 @@ written."""
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """How a task is tried by hand."""
+    """The form for trying a task by hand."""
 
     about: str
     """What the task does, in a sentence."""
@@ -238,7 +238,7 @@ class Form:
 
 
 class Serves:
-    """What a server needs to know of a task."""
+    """The part of a task that a server uses."""
 
     texts: ClassVar[Sequence[str]] = ()
     """The columns of its texts, where its kind or the recipe names them."""
@@ -267,9 +267,9 @@ class Serves:
         return dict(zip(named, texts, strict=False))
 
     def relevance(self, prediction: Mapping[str, Any]) -> float:
-        """How well the texts of a pair fit, of a task with a `rerank_priority`: by default the
-        probability, of several the last, or the number of a prediction. A probability near 1 is
-        what the others leave, since it is rounded itself, and many texts may fit so well."""
+        """The degree to which the texts of a pair fit, of a task with a `rerank_priority`: by
+        default the probability, of several the last, or the number of a prediction. A probability
+        near 1 is 1 minus the others: it is rounded itself, and many texts may fit that well."""
         value = prediction.get("probs", prediction.get("value", 0.0))
         if not isinstance(value, list):
             return float(value)

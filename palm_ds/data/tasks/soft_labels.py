@@ -60,5 +60,5 @@ def add_soft_labels(
         example.grouped_labels.add(soft_name(task.name))
     if not (isinstance(task, TableTask) and isinstance(source, TableSource)):
         return
-    if not task.labelled(source)[example.item]:
+    if not task.labeled(source)[example.item]:
         del example.labels[task.name]

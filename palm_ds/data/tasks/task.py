@@ -330,7 +330,7 @@ class CorpusTask(Task[CorpusSource]):
     """Annotations the corpus must have: {name: function(document) -> one value per token}. The
     function lets `palm-ds corpus annotate` add the annotation."""
     needs_dropout: ClassVar[bool] = False
-    """Whether it learns by nothing but what dropout changes."""
+    """Whether it learns only from what dropout changes."""
 
     def annotations(self) -> tuple[str, ...]:
         """The annotations of the corpus that examples carry."""
@@ -342,8 +342,8 @@ class CorpusTask(Task[CorpusSource]):
         return ()
 
     def file_contents(self) -> Mapping[str, str]:
-        """{file that it reads besides its corpus: a short hash of what it says}: a run is continued
-        with the same alone."""
+        """{file that it reads besides its corpus: a short hash of its content}; a run continues
+        only with the same files."""
         return {}
 
     def input_key(self) -> str:
@@ -385,15 +385,15 @@ class TableTask(Task[TableSource], PredictionFiles, Serves):
                 raise UserError(f"{name}: takes rows by {name}.on(train=..., dev=...)")
             return super().__new__(cls, **settings)
 
-    def check(self, source: TableSource, *, labelled: bool) -> None:
+    def check(self, source: TableSource, *, labeled: bool) -> None:
         """Raises UserError, with the row's place, if a row of its table cannot be used; with
-        `labelled` (training, evaluation) every row must have a label."""
+        `labeled` (training, evaluation) every row must have a label."""
 
     def for_prediction(self) -> Self:
         """The task that builds the inputs of predictions: itself, unless it trains on others."""
         return self
 
-    def labelled(self, source: TableSource) -> np.ndarray:
+    def labeled(self, source: TableSource) -> np.ndarray:
         """(rows,) bool: which rows have a label. A teacher alone labels the others."""
         return np.ones(len(source), bool)
 
@@ -425,7 +425,7 @@ def build(name: str, values: Mapping[str, Any]) -> Task:
     if "name" in keys:
         raise UserError(f"{where}.name: the task's name is its key in `tasks`; remove this")
     if not keys.get("source"):
-        raise UserError(f"{where}.source: missing; it must be given")
+        raise UserError(f"{where}.source: missing; name the entry of `sources` that the task reads")
     return parse(find(kind, where), {"name": name, **keys}, where)
 
 

@@ -1,6 +1,6 @@
-"""Predictions that are texts: what a task says of them, and how they are written.
+"""Predictions that are texts: the interface of their tasks, and their generation.
 
-    rows ──task.prompts──> sources ──batches of alike lengths──> generate ──task.written──> {"text"}
+    rows ──task.prompts──> sources ──batches of equal lengths──> generate ──task.written──> {"text"}
                                                                    (palm_ds/model/generation/generate.py)
 
 A text depends on its row and the settings alone, not on the rows it is batched with.

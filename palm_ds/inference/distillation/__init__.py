@@ -1,1 +1,1 @@
-"""Rows for a teacher to label, and what teachers say of them, as files."""
+"""Rows for a teacher to label, and teachers' scores of them, as files."""

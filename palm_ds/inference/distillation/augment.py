@@ -127,7 +127,7 @@ def augment(
     _check_output(output, table)
     texts = [column for column in _TEXTS if column in table.columns]
     if not texts:
-        raise UserError(f"{', '.join(table.names)}: no column of texts (text_a, text_b)")
+        raise UserError(f"{', '.join(table.names)}: no text column (text_a, text_b)")
     known = words_by_class([text for column in texts for text in table.column(column)])
     guessing = model_files(model) if model else []
     key = [asdict(settings), table.fingerprint, guessing, __version__]

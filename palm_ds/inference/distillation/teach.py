@@ -1,4 +1,4 @@
-"""Writes what a recipe's teachers make of its texts, for training without them.
+"""Writes the scores of a recipe's teachers on its texts, for training without the teachers.
 
     recipe.teacher ──rows of tables, or rows of every step──> .OUTPUT.parts/part_N.parquet
                                                                           │
@@ -90,7 +90,7 @@ def teach(
 ) -> TeachSummary:
     """Write the scores of a recipe's teachers to a file. Raises UserError."""
     if recipe.teacher is None or recipe.teacher.file and not recipe.teacher.all_models:
-        raise UserError("teacher: names no model whose scores to write; give it a `path`")
+        raise UserError("teacher: names no model to write the scores of; give it a `path`")
     if processes.world > 1:
         raise UserError("palm-ds teach: runs in one process; start it without a launcher")
     recipe = replace(recipe, teacher=replace(recipe.teacher, file=""))
@@ -206,8 +206,8 @@ def _row_parts(work: _TeachWork) -> list[Callable[[], pa.Table]]:
         (_, source, _), *_ = work.data.train[name]
         if source.endless:
             raise UserError(
-                f"{source.endless.where}: has no end; a teacher beside the training labels its "
-                "rows (`teacher: {path: ...}`)"
+                f"{source.endless.where}: has no end; let the teacher label its rows during "
+                "training (`teacher: {path: ...}`)"
             )
         for first in range(0, len(source), _ROWS):
             part = replace(source, numbers=source.numbers[first : first + _ROWS])

@@ -54,13 +54,13 @@ def add_files(
         rows += len(texts)
         done(rows, None)
     if not rows:
-        raise UserError(f"{', '.join(files)}: no rows")
+        raise UserError(f"{', '.join(files)}: there are no rows")
     return summary
 
 
 def embedding_of(embedder: Embedder, model: str | Path) -> IndexEmbedding:
-    """How an index of this model's vectors is embedded. Raises UserError for vectors that a server
-    does not compute."""
+    """The embedding of an index with this model's vectors. Raises UserError for vectors that a
+    server does not compute."""
     settings = embedder.settings
     if settings.tokens or settings.layers != (-1,):
         raise UserError("layers: an index has one vector of the last layer for each text")

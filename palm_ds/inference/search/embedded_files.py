@@ -24,7 +24,7 @@ from palm_ds.inference.search.texts import IndexedText
 from palm_ds.inference.search.vectors import VectorArray, unit
 from palm_ds.model.pooling import SPLADE
 
-_ROWS = 65_536  # vectors that are read and normalised at a time
+_ROWS = 65_536  # vectors that are read and normalized at a time
 
 
 def open_embedded(file: Path, texts: Sequence[str], column: str = "") -> SearchIndex:
@@ -83,7 +83,10 @@ def _settings(file: Path, about: Mapping[str, Any]) -> EmbeddingSettings:
             f"--index: {file}: has sparse vectors; `palm-ds index build` makes an index of them"
         )
     if settings.layers != (-1,):
-        raise UserError(f"--index: {file}: is of layers {settings.layers}; a server computes -1")
+        raise UserError(
+            f"--index: {file}: has vectors of layers {settings.layers}; a server computes only the "
+            "last layer, -1"
+        )
     return settings
 
 
@@ -93,7 +96,8 @@ def _vectors(file: Path, about: Mapping[str, Any]) -> np.ndarray:
     scales = about["scales"]
     if scales.shape not in ((), stored.shape[1:]):
         raise UserError(
-            f"--index: {file}.json: {scales.shape} scales for vectors of {stored.shape[1]} numbers"
+            f"--index: {file}.json: scales of shape {scales.shape} for vectors of "
+            f"{stored.shape[1]} numbers"
         )
     out = np.empty(stored.shape, np.float32)
     for first in range(0, len(stored), _ROWS):
@@ -122,12 +126,12 @@ def _stored(file: Path) -> np.ndarray:
 def _texts(files: Sequence[str], column: str, about: Mapping[str, Any] | None = None) -> list[str]:
     """The texts of files, read as `about` says unless `column` names another."""
     if not files:
-        raise UserError("--index: give its texts: --texts FILE")
+        raise UserError("--index: give its texts with --texts FILE")
     about = about or {}
     columns = {"text_a": column} if column else about.get("columns", {})
     table = open_table(
         list(files), TableSettings(columns=columns, format=about.get("format") or "auto")
     )
     if "text_a" not in table.columns:
-        raise UserError(f"{', '.join(files)}: no column of texts; name it: --column NAME")
+        raise UserError(f"{', '.join(files)}: no text column; name one with --column NAME")
     return table.column("text_a")

@@ -24,7 +24,7 @@ import numpy as np
 from palm_ds.common.atomic import move_into_place
 
 FILE = "graph"
-_NEIGHBOURS, _WIDTH_BUILT, _WIDTH_SEARCHED = 16, 128, 256
+_NEIGHBORS, _WIDTH_BUILT, _WIDTH_SEARCHED = 16, 128, 256
 """HNSW's M, efConstruction and ef."""
 _AT_ONCE = 64  # rows that are added while searches wait
 _PAUSE = 0.001  # seconds in which they go on
@@ -104,8 +104,8 @@ class Graph:
 
 
 def load_graph(folder: Path, name: str, size: int, rows: int) -> Graph:
-    """The graph of an index with so many rows; an empty one if its file is absent, damaged, or of
-    something else."""
+    """The graph of an index with this many rows; an empty one if its file is absent, damaged, or
+    that of something else."""
     graph = Graph(name, size)
     try:
         with (folder / FILE).open("rb") as file:
@@ -130,7 +130,7 @@ def _new(size: int) -> Any:
         ndim=size,
         metric="ip",
         dtype="f16",  # what it finds is compared again in float32
-        connectivity=_NEIGHBOURS,
+        connectivity=_NEIGHBORS,
         expansion_add=_WIDTH_BUILT,
         expansion_search=_WIDTH_SEARCHED,
         enable_key_lookups=False,

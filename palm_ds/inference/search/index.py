@@ -249,7 +249,7 @@ class SearchIndex:
         return f"{self.name}-{rows.generation}"
 
     def _graph_of(self, rows: LiveRows) -> Graph | None:
-        """The graph, unless it is of rows that were numbered anew since."""
+        """The graph, unless its rows were renumbered since."""
         graph = self.graph
         return graph if graph and graph.name == self._graph_name(rows) else None
 
@@ -265,9 +265,9 @@ class SearchIndex:
             self.graph = load_graph(self.folder, self._graph_name(rows), self.size, rows.count)
 
     def grow_graph(self, *, least: int = 1, threads: int = 0) -> bool:
-        """Bring the graph up to date, if there should be one and it lacks at least so many rows,
-        and write it; searches go on. False if there was nothing to do. Raises UserError if it
-        cannot be written."""
+        """Bring the graph up to date, if there should be one and it lacks `least` rows or more, and
+        write it; searches go on. False if there was nothing to do. Raises UserError if it cannot be
+        written."""
         if not self.wants_graph or not available():
             return False
         self._growing.acquire()
@@ -335,7 +335,7 @@ class SearchIndex:
         self._closing.set()
 
     def close(self) -> None:
-        """End what runs in the background and close the files."""
+        """End the background work and close the files."""
         self.stop()
         for thread in self._threads:
             thread.join()

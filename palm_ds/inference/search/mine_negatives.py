@@ -2,7 +2,7 @@
 
     query ──> the nearest passages, without its positives, copies of them, and the query itself
           ──> ranks from `range_min` to `range_max` ──> (scored again by a head)
-          ──> without those too close to the positive, which may be answers that nobody has marked
+          ──> without those too close to the positive, which may be unmarked answers
           ──> the best ones, or some of them by chance
 
 The margins are those of NV-Retriever (Moreira et al. 2024, arXiv 2407.15831, section 3), and all
@@ -43,11 +43,11 @@ class MiningSettings(Settings, option="--"):
     num_negatives: PositiveInt = 4
     """Negatives of a row, at most."""
     range_min: NonNegativeInt = 0
-    """Nearest passages to skip: the likeliest to be answers that nobody has marked."""
+    """Nearest passages to skip: the likeliest to be unmarked answers."""
     range_max: PositiveInt = 100
     """The rank of the last passage that may be chosen."""
     absolute_margin: NonNegativeFloat | None = None
-    """By how much a negative's score is below the positive's, at least."""
+    """The least by which a negative's score is below the positive's."""
     relative_margin: Share | None = None
     """The same as a share of the positive's score: 0.05 allows at most 95 % of it."""
     max_score: float | None = None

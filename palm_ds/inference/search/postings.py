@@ -8,8 +8,7 @@ whose vector has it, and its weight there.
     lengths(first, words)    words: those of each text from row `first` on, as uint32
     weights(place, block)    the same for token ids, with the bits of a weight as float32
 
-A row that is deleted stays in its blocks until the index is compacted; who reads them leaves it
-out.
+A row that is deleted stays in its blocks until the index is compacted; readers leave it out.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def write_lengths(connection: sqlite3.Connection, first: int, words: np.ndarray)
 
 
 def lengths_from(connection: sqlite3.Connection, row: int) -> Iterator[tuple[int, np.ndarray]]:
-    """What `write_lengths` wrote from this row on."""
+    """The blocks that `write_lengths` wrote, from this row on."""
     found = connection.execute("SELECT first, words FROM lengths WHERE first >= ?", [row])
     yield from ((first, np.frombuffer(block, "<u4")) for first, block in found)
 

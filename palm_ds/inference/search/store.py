@@ -96,7 +96,7 @@ class LiveRows:
     """The rows that are there in one state of the database."""
 
     generation: int
-    """How often the index was compacted, which numbers the rows anew."""
+    """The number of compactions, each of which renumbers the rows."""
     count: int
     """Rows that were ever used: all are below this."""
     deletions: int
@@ -167,9 +167,9 @@ class Snapshot:
 
 class Store:
     """Texts and vectors that are read by several threads and processes. Raises StoreError for a
-    damaged file, and for what the disk or the database cannot do. A change that could not start
-    before its `deadline` (on the monotonic clock), or within a minute, as another process changes
-    the index, is not made: StoreBusyError."""
+    damaged file and for failures of the disk or the database, and StoreBusyError for a change that
+    could not start before its `deadline` (on the monotonic clock), or within a minute, because
+    another process was changing the index."""
 
     def __init__(self, database: Path | None, vectors: Vectors) -> None:
         """`database` None: in memory, to be read only once it is filled."""
@@ -212,8 +212,8 @@ class Store:
             (version,) = self._connection().execute("PRAGMA user_version").fetchone()
         if version != _FORMAT:
             raise UserError(
-                f"{self.path}: is of another version of palm_ds; `palm-ds index build` makes it "
-                "again"
+                f"{self.path}: was made by another version of palm_ds; build it again with "
+                "`palm-ds index build`"
             )
         with self.reading():
             pass
@@ -327,8 +327,8 @@ class Store:
         return removed
 
     def compact(self) -> int:
-        """Leave deleted texts out of the files, and number the others anew; returns how many were
-        left out. Until it is committed nothing has changed."""
+        """Leave deleted texts out of the files and renumber the others; returns how many were left
+        out. Until it is committed nothing has changed."""
         with self._writing() as connection:
             rows = self._rows_of(connection)
             left_out = rows.count - rows.total

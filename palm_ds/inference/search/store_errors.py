@@ -1,4 +1,4 @@
-"""Errors of an index's files, which are no mistake in what was asked."""
+"""Errors of an index's files, as opposed to mistakes in a request."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ class StoreError(UserError):
 
 
 class StoreBusyError(StoreError):
-    """Another process is changing the index; later the same may succeed."""
+    """Another process is changing the index; a later try may succeed."""

@@ -29,14 +29,14 @@ _MAX_DEPTH = 16
 
 @dataclass(frozen=True, kw_only=True)
 class IndexedText:
-    """A text with what is known of it."""
+    """A text with its id, title and metadata."""
 
     text: str
     id: str = ""
     """Unique in an index; empty: a hash of title, text and metadata."""
     title: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Values of JSON by name, which filters are about."""
+    """Values of JSON by name, for filters."""
 
     @property
     def passage(self) -> str:
@@ -73,7 +73,7 @@ def _checked(value: Any, place: str, depth: int = 0) -> Any:
         return nan_to_null(value)
     if isinstance(value, int):
         if not -_MAX_INTEGER <= value < _MAX_INTEGER:
-            raise UserError(f"{place}: {value:.3e}: an integer of more than 64 bits")
+            raise UserError(f"{place}: an integer of more than 64 bits")
         return value
     text = str(value)  # dates and the like, as their text
     check_unicode(text, place)
@@ -135,7 +135,7 @@ def _pick(
         raise UserError(f"{place}: no column {given!r} for the {what}{suggest(given, row)}")
     name = given or next((name for name in usual if name in row), "")
     if needed and not name:
-        raise UserError(f"{place}: no column of texts among {', '.join(row)}; name it: --column")
+        raise UserError(f"{place}: no text column among {', '.join(row)}; name one with --column")
     return name
 
 

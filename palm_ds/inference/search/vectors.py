@@ -3,8 +3,8 @@ ones are in the texts' database instead (postings.py).
 
     vectors-0.f32     of a new index; compacting it writes vectors-1.f32, and removes this one
 
-What lies behind the rows that the texts' database knows is left over from an adder that was killed,
-and the next one writes over it. Rows that it knows never change, so readers map them into memory.
+Bytes after the rows that the texts' database knows were left by a process that was killed; the next
+addition overwrites them. Rows that it knows never change, so readers map them into memory.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class VectorFile:
         path = self.path(generation)
         rows = path.stat().st_size // (self.size * _ITEM)
         if rows < count:
-            raise StoreError(f"{path}: has {rows:,} vectors of {count:,}: it was truncated")
+            raise StoreError(f"{path}: has only {rows:,} of {count:,} vectors: it was truncated")
         if not rows:
             return np.empty((0, self.size), np.float32)
         return np.memmap(path, np.float32, "r", shape=(rows, self.size))
@@ -118,7 +118,7 @@ class VectorFile:
         sync(self.folder)
 
     def remove_before(self, generation: int) -> None:
-        """Remove the files of earlier generations; who has opened one keeps it."""
+        """Remove the files of earlier generations; processes that have opened one keep it."""
         for path in self.folder.glob("vectors-*.f32"):
             number = path.stem.removeprefix("vectors-")
             if number.isdecimal() and int(number) < generation:

@@ -61,7 +61,7 @@ class LayerSpec:
     """Queries and keys are turned by their positions (rotary.py); None: they are not."""
     rotary_factor: float = 1.0
     """Rotary: positions are divided by it."""
-    rotary_neighbours: bool = False
+    rotary_neighbors: bool = False
     """Rotary: turns dimension 2i with 2i + 1 (NeoBERT), instead of i with i + half."""
     disentangled: Disentangled | None = None
     """Vectors of distances take part in the scores (positions.py); None: they do not."""
@@ -158,7 +158,7 @@ class EncoderLayer(nn.Module):
                 spec.rotary_base,
                 config.num_heads,
                 kv_heads,
-                neighbours=spec.rotary_neighbours,
+                neighbors=spec.rotary_neighbors,
                 factor=spec.rotary_factor,
             )
         self.repeated: RepeatedHeads | None = None

@@ -36,7 +36,7 @@ Rotation: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 
 class Rotary(nn.Module):
-    """Turns pairs of dimensions: i and i + half, or with `neighbours` 2i and 2i + 1. A module
+    """Turns pairs of dimensions: i and i + half, or with `neighbors` 2i and 2i + 1. A module
     without parameters, so that what it returns can be recorded."""
 
     def __init__(
@@ -45,13 +45,13 @@ class Rotary(nn.Module):
         num_heads: int,
         kv_heads: int | None = None,
         *,
-        neighbours: bool = False,
+        neighbors: bool = False,
         factor: float = 1.0,
     ):
         """`kv_heads`: the heads of keys and of values; None: as many as of queries. `factor`:
         positions are divided by it."""
         super().__init__()
-        self.base, self.neighbours, self.factor = base, neighbours, factor
+        self.base, self.neighbors, self.factor = base, neighbors, factor
         self.heads = num_heads, kv_heads or num_heads
         self._tables: tuple[tuple[float, ...], Rotation] | None = None
 
@@ -65,7 +65,7 @@ class Rotary(nn.Module):
         head_size / 2) each, in fp32 whatever the model's type. On a CPU that only predicts, of
         tables that are kept, and for both halves of a head: (rows, length, 1, head_size)."""
         on_cpu = positions.device.type == "cpu"
-        if self.neighbours or not on_cpu or not torch.is_inference_mode_enabled():
+        if self.neighbors or not on_cpu or not torch.is_inference_mode_enabled():
             cos, sin = self._angles(positions, head_size)
         else:
             cos, sin = (F.embedding(positions, table) for table in self._kept(positions, head_size))
@@ -95,14 +95,14 @@ class Rotary(nn.Module):
         if rotation[0].shape[-1] == parts.shape[-1]:
             _turn(turning, rotation)
             return qkv
-        if not self.neighbours and not qkv.is_cuda:
+        if not self.neighbors and not qkv.is_cuda:
             return cast("torch.Tensor", _Turned.apply(parts, queries + keys, *rotation)).flatten(2)
         turned = self._turned(turning, rotation)
         return torch.cat([turned, parts[:, :, queries + keys :]], 2).flatten(2)
 
     def _turned(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         cos, sin = (values.to(x.dtype) for values in rotation)
-        if self.neighbours:
+        if self.neighbors:
             a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
             return torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
         a, b = x.chunk(2, -1)

@@ -51,13 +51,13 @@ def forward_kernel(
     values = values.to(total.dtype.element_ty)
     tl.store(total + row * N + at, values, mask=inside)
     values = values.to(tl.float32)
-    centre = tl.sum(values, 0) / N
-    centred = tl.where(inside, values - centre, 0.0)
-    scale = 1.0 / tl.sqrt(tl.sum(centred * centred, 0) / N + eps)
-    tl.store(mean + row, centre)
+    center = tl.sum(values, 0) / N
+    centered = tl.where(inside, values - center, 0.0)
+    scale = 1.0 / tl.sqrt(tl.sum(centered * centered, 0) / N + eps)
+    tl.store(mean + row, center)
     tl.store(rstd + row, scale)
     factor = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    result = centred * scale * factor + tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
+    result = centered * scale * factor + tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
     if AFTER:
         result = _dropped(result, kept, DROPPED, INVERSE_KEEP)
     tl.store(out + row * N + at, result.to(out.dtype.element_ty), mask=inside)

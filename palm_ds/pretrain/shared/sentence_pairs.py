@@ -1,6 +1,6 @@
 """Tasks that classify pairs of texts, built from running text or read ready-made.
 
-    corpus of pairs ──labelled_pairs──> (pairs, 4) ──balance──> items ──pick──> a pair
+    corpus of pairs ──labeled_pairs──> (pairs, 4) ──balance──> items ──pick──> a pair
                                                     lay_out, arrange_pair: [CLS] a [SEP] b [SEP]
 
 In a corpus of pairs (`palm-ds prepare --format pairs`) each pair is a document of two sentences;
@@ -89,7 +89,7 @@ def ready_made(source: CorpusSource) -> np.ndarray:
     return np.column_stack([source.starts, second, source.ends, label])
 
 
-def labelled_pairs(source: CorpusSource, numbers: Mapping[str, int], where: str) -> np.ndarray:
+def labeled_pairs(source: CorpusSource, numbers: Mapping[str, int], where: str) -> np.ndarray:
     """`ready_made` pairs with classes in place of label numbers, given {label name: class}. Raises
     UserError, starting with `where`."""
     pairs = ready_made(source)

@@ -21,7 +21,7 @@ import torch
 from palm_ds.runtime.processes.processes import Processes
 
 
-class LabelledBatch(Protocol):
+class LabeledBatch(Protocol):
     """A micro-batch, as far as its labels are read here."""
 
     @property
@@ -38,7 +38,7 @@ class HasScores(Protocol):
     def scores(self) -> Any: ...
 
 
-B = TypeVar("B", bound=LabelledBatch)
+B = TypeVar("B", bound=LabeledBatch)
 
 
 class GlobalBatchLoss(Protocol):

@@ -31,7 +31,7 @@ import torch
 
 from palm_ds.common.rng import derive_key
 from palm_ds.runtime.processes.processes import Processes
-from palm_ds.runtime.step.grad_cache import GlobalBatchLoss, GradCache, LabelledBatch
+from palm_ds.runtime.step.grad_cache import GlobalBatchLoss, GradCache, LabeledBatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +164,7 @@ B = TypeVar("B", bound="MicroBatch")
 B_contra = TypeVar("B_contra", bound="MicroBatch", contravariant=True)
 
 
-class MicroBatch(Copyable, LabelledBatch, Protocol):
+class MicroBatch(Copyable, LabeledBatch, Protocol):
     """A micro-batch, as far as it is handled here."""
 
     def with_dropout_key(self: B, key: int) -> B: ...
@@ -235,8 +235,8 @@ class MicroSteps(Generic[B]):
         }
         sums = LossSums()
         self.engine.train()
-        labelled = {task: loss for task, loss in self.global_batch.items() if counts[task]}
-        whole = GradCache[B](labelled, self.processes, progress)
+        labeled = {task: loss for task, loss in self.global_batch.items() if counts[task]}
+        whole = GradCache[B](labeled, self.processes, progress)
         if whole and len(batches) > 1:
             self._first_passes(batches, step, whole)
         if self.memories:
@@ -255,8 +255,8 @@ class MicroSteps(Generic[B]):
     def losses_again(self, batches: Sequence[B], tasks: Collection[str]) -> dict[str, torch.Tensor]:
         """The loss sums of micro-batches without dropout, attacks and teachers; `tasks`: those that
         have labels on some process. Trains nothing. Collective."""
-        labelled = {task: loss for task, loss in self.global_batch.items() if task in tasks}
-        sums, whole = LossSums(), GradCache[B](labelled, self.processes)
+        labeled = {task: loss for task, loss in self.global_batch.items() if task in tasks}
+        sums, whole = LossSums(), GradCache[B](labeled, self.processes)
         self.engine.eval()
         try:
             with torch.no_grad():

@@ -153,14 +153,14 @@ async def tei_rerank(body: schemas.TeiRerankBody, request: Request) -> Response:
 async def tei_predict(body: schemas.TeiPredictBody, request: Request) -> Response:
     """Labels with scores, as text-embeddings-inference answers: of the first task with labels."""
     service = service_of(request)
-    model, task = service.models.labelling()
+    model, task = service.models.labeling()
     inputs = _texts_and_pairs(body.inputs)
     alone = isinstance(body.inputs, str) or isinstance(body.inputs[0], str)
     _, predictions, cut = await service.predict(task, inputs, model.name, deadline_of(request))
     _check_whole(cut, body.truncate)
     key = "logits" if body.raw_scores else "probs"
     labels = model.tasks[task].labels
-    answers = [_labelled(labels, prediction[key]) for prediction in predictions]
+    answers = [_labeled(labels, prediction[key]) for prediction in predictions]
     return Json(answers[0] if alone else answers)
 
 
@@ -172,7 +172,7 @@ def _texts_and_pairs(inputs: str | list[str] | list[list[str]]) -> list[Input]:
     return [texts if len(texts) > 1 else texts[0] for texts in lists]
 
 
-def _labelled(labels: Sequence[str], scores: Sequence[float]) -> list[Mapping[str, Any]]:
+def _labeled(labels: Sequence[str], scores: Sequence[float]) -> list[Mapping[str, Any]]:
     return [{"label": labels[n], "score": scores[n]} for n in _best_first(scores)]
 
 

@@ -53,7 +53,7 @@ async function call(path, body, signal) {
 
 // ---- what can be tried ----
 
-const SAMPLE = "The tower in Paris is 330 metres tall.";
+const SAMPLE = "The tower in Paris is 330 meters tall.";
 // `short`: Enter runs; Shift + Enter begins another line
 const field = (name, label, rows, value, short = false) => ({ name, label, rows, value, short });
 /** A row from what was typed: fields left empty that may be are not in it. */
@@ -190,7 +190,7 @@ function hue(name) {
 
 function showSpans(answer, values) {
   const found = answer.predictions[0];
-  const made = card("labelled spans");
+  const made = card("labeled spans");
   const label = (text, name) => {
     const span = make("span", "span", text);
     span.style.setProperty("--hue", hue(name));

@@ -30,7 +30,7 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-def normalised(text: str) -> str:
+def normalized(text: str) -> str:
     """The text in lower case, without ASCII punctuation, English articles and extra spaces."""
     bare = text.lower().translate(_NO_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", bare).split())
@@ -38,19 +38,19 @@ def normalised(text: str) -> str:
 
 def exact(prediction: str, answer: str) -> float:
     """1 if both texts are equal after normalization, else 0."""
-    return float(normalised(prediction) == normalised(answer))
+    return float(normalized(prediction) == normalized(answer))
 
 
 def overlap(prediction: str, answer: str) -> float:
     """F1 of the normalized words of two texts, in 0..1; 0 if they share none (SQuAD 1.1)."""
-    words, expected = normalised(prediction).split(), normalised(answer).split()
+    words, expected = normalized(prediction).split(), normalized(answer).split()
     shared = sum((Counter(words) & Counter(expected)).values())
     return 2 * shared / (len(words) + len(expected)) if shared else 0.0
 
 
 def overlap_or_none(prediction: str, answer: str) -> float:
     """`overlap`, but 1 if both are empty after normalization: correctly no answer (SQuAD 2.0)."""
-    if not normalised(prediction) and not normalised(answer):
+    if not normalized(prediction) and not normalized(answer):
         return 1.0
     return overlap(prediction, answer)
 
@@ -146,7 +146,7 @@ def best_threshold(
 
 def _with_words(answers: Sequence[str]) -> list[str]:
     """The answers with more than articles and punctuation; if there are none, one empty text."""
-    return [text for text in answers if normalised(text)] or [""]
+    return [text for text in answers if normalized(text)] or [""]
 
 
 def _odds(

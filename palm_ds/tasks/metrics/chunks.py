@@ -162,13 +162,13 @@ def chunk_scores(
     predicted: Counter[str] = Counter()
     expected: Counter[str] = Counter()
     same_tags, tokens = 0, 0
-    for tags, labelled in _sentences(predictions, labels):
-        predicted_chunks, wanted = chunks(tags), chunks(labelled)
+    for tags, labeled in _sentences(predictions, labels):
+        predicted_chunks, wanted = chunks(tags), chunks(labeled)
         predicted.update(chunk.type for chunk in predicted_chunks)
         expected.update(chunk.type for chunk in wanted)
         right.update(chunk.type for chunk in set(predicted_chunks) & set(wanted))
-        same_tags += sum(a == b for a, b in zip(tags, labelled, strict=True))
-        tokens += len(labelled)
+        same_tags += sum(a == b for a, b in zip(tags, labeled, strict=True))
+        tokens += len(labeled)
     types = {
         kind: MatchCounts(right[kind], predicted[kind], expected[kind])
         for kind in sorted({*predicted, *expected})
@@ -187,10 +187,10 @@ def _sentences(
         raise UserError(
             f"{len(predictions)} predicted tag sequences, but {len(labels)} labeled ones"
         )
-    for i, (tags, labelled) in enumerate(zip(predictions, labels, strict=True)):
-        if len(tags) != len(labelled):
-            raise UserError(f"sentence {i}: {len(tags)} predicted tags, but {len(labelled)} labels")
-        yield tags, labelled
+    for i, (tags, labeled) in enumerate(zip(predictions, labels, strict=True)):
+        if len(tags) != len(labeled):
+            raise UserError(f"sentence {i}: {len(tags)} predicted tags, but {len(labeled)} labels")
+        yield tags, labeled
 
 
 def chunk_eval(

@@ -79,13 +79,13 @@ class CircleLoss(OptionalImages):
     def longest_text(self, length: int) -> int:
         return self.max_length or length if self.circle else super().longest_text(length)
 
-    def check(self, source: TableSource, *, labelled: bool) -> None:
+    def check(self, source: TableSource, *, labeled: bool) -> None:
         if self.circle and not self.max_length:
             raise UserError(
                 f"{self.where}.max_length: missing; with the circle loss it is the most tokens of "
                 f"a text with its image, and a row of `length` tokens holds {1 + self.negatives}"
             )
-        super().check(source, labelled=labelled)
+        super().check(source, labeled=labeled)
 
     def check_labels(self, source: TableSource) -> None:
         if self.circle and self.negatives and len(self._pairs(source).images) < 2:

@@ -24,7 +24,7 @@ from palm_ds.data.tasks.task import Task
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.embedding import VectorSettings
 from palm_ds.model.pooling import TextPooling
-from palm_ds.tasks.shared.text_task import RowTexts, TextTask, tokenise
+from palm_ds.tasks.shared.text_task import RowTexts, TextTask, tokenize
 
 AnyDenseTask = TypeVar("AnyDenseTask", bound="DenseEmbeddingTask")
 
@@ -62,7 +62,7 @@ class EmbeddingTask(TextTask):
 
     def _encode(self, source: TableSource) -> RowTexts:
         rows = [self.row_texts(source, item) for item in range(len(source))]
-        return tokenise(rows, source, "texts")
+        return tokenize(rows, source, "texts")
 
     def layout(
         self, items: np.ndarray, uniform: np.ndarray, source: TableSource, max_length: int

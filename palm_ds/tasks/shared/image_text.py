@@ -83,8 +83,8 @@ class ImageInput(TextTask):
         """Whether it does; otherwise the settings of images say nothing."""
         return True
 
-    def check(self, source: TableSource, *, labelled: bool) -> None:
-        super().check(source, labelled=labelled)
+    def check(self, source: TableSource, *, labeled: bool) -> None:
+        super().check(source, labeled=labeled)
         if self.reads_images:
             source.need(IMAGE, self.where)
             source.region_counts()

@@ -96,9 +96,9 @@ class ReadingTask(TextTask):
 
         return source.cached(f"chinese {column}", count)
 
-    def check(self, source: TableSource, *, labelled: bool) -> None:
+    def check(self, source: TableSource, *, labeled: bool) -> None:
         self.columns_of(source)
-        if not labelled:
+        if not labeled:
             return
         source.need(self.label_column, self.where)
         rules, impossible = self.rules(source), impossible_rows(source)

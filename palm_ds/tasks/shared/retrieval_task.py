@@ -78,13 +78,13 @@ class RetrievalTask(EmbeddingTask):
     def label_roles(self) -> tuple[str, ...]:
         return ()
 
-    def check(self, source: TableSource, *, labelled: bool) -> None:
+    def check(self, source: TableSource, *, labeled: bool) -> None:
         self.columns_of(source)
         for item in range(len(source)):
             self.row_texts(source, item)
-        if self.distillation and labelled:
+        if self.distillation and labeled:
             self._teacher(source)
-        if labelled and len(source) and not self._asks(source).any():
+        if labeled and len(source) and not self._asks(source).any():
             raise UserError(f"{self.where}: {source.name}: no row has a query")
 
     def check_step(self, source: TableSource, examples: int) -> None:

@@ -83,7 +83,7 @@ class TagScoring(TagsTask):
         """{item: tags in the scheme of predictions}, for rows with only known tags. These are the
         table's, not the head's: IO as `trained_scheme` merges chunks."""
         known, scheme = {}, self.trained if self.written == tag_schemes.NONE else self.written
-        for item in predictions if self.labelled_by(source) else ():
+        for item in predictions if self.labeled_by(source) else ():
             with suppress(UserError):
                 self.known_tags(source, item)
                 known[item] = self.expected(source, item, scheme)
@@ -98,7 +98,7 @@ class TagScoring(TagsTask):
         """Counts by type of chunk."""
         if self.written == tag_schemes.NONE or not known:
             return {}
-        if self.labelled_by(source) == SPANS:
+        if self.labeled_by(source) == SPANS:
             given = source.column(SPANS)
             pairs = [(predictions[item]["spans"], given[item] or []) for item in known]
             return tag_schemes.span_counts(pairs)
@@ -108,7 +108,7 @@ class TagScoring(TagsTask):
     def prepared(
         self, source: TableSource, predictions: Sequence[StoredPrediction]
     ) -> tuple[Self, dict[int, dict[str, Any]]]:
-        if self.labelled_by(source) == SPANS:
+        if self.labeled_by(source) == SPANS:
             made = {
                 item: {"spans": stored_spans(prediction)}
                 for item, prediction in enumerate(predictions)

@@ -67,12 +67,12 @@ class TagsTask(TextTask):
 
     def columns_of(self, source: TableSource) -> tuple[str, ...]:
         """The column of the words."""
-        listed = "tokens" in source.columns and self.labelled_by(source) != SPANS
+        listed = "tokens" in source.columns and self.labeled_by(source) != SPANS
         (column,) = tuple(self.texts) or ("tokens" if listed else "text_a",)
         source.need(column, self.where)
         return (column,)
 
-    def labelled_by(self, source: TableSource) -> str:
+    def labeled_by(self, source: TableSource) -> str:
         """The label column; empty if the table has none."""
         if self.label_column in source.columns:
             return self.label_column
@@ -84,12 +84,12 @@ class TagsTask(TextTask):
 
     def true_labels(self, source: TableSource) -> list[Any]:
         """The tags, or the spans, of each row."""
-        column = self.labelled_by(source)
+        column = self.labeled_by(source)
         return source.column(column) if column else [None] * len(source)
 
-    def labelled(self, source: TableSource) -> np.ndarray:
+    def labeled(self, source: TableSource) -> np.ndarray:
         """(rows,) bool: a row has tags or spans, perhaps none in its text."""
-        if not (column := self.labelled_by(source)):
+        if not (column := self.labeled_by(source)):
             return np.zeros(len(source), bool)
         return np.array([label is not None for label in source.column(column)], bool)
 
@@ -119,9 +119,9 @@ class TagsTask(TextTask):
     def resolved(self: Tagged, source: TableSource) -> Tagged:
         """With the scheme, units and tags of the training rows."""
         task = replace(self, units=self.units or _usual_unit(source, self.columns_of(source)[0]))
-        if self.labelled_by(source):
-            source = replace(source, numbers=source.numbers[self.labelled(source)])
-        if self.labelled_by(source) == SPANS:
+        if self.labeled_by(source):
+            source = replace(source, numbers=source.numbers[self.labeled(source)])
+        if self.labeled_by(source) == SPANS:
             types = {span["type"] for row in source.column(SPANS) for span in row or []}
         else:
             task, types = task._with_scheme(source)
@@ -155,7 +155,7 @@ class TagsTask(TextTask):
         """With the scheme of the rows and without a fixed set of tags."""
         unit = self.units or _usual_unit(source, self.columns_of(source)[0])
         task = replace(self, units=unit, labels=())
-        return task if self.labelled_by(source) == SPANS else task._with_scheme(source)[0]
+        return task if self.labeled_by(source) == SPANS else task._with_scheme(source)[0]
 
     def with_head_of(self: Tagged, origin: Task) -> Tagged:
         """With the tags and the training scheme of the task that owns the shared head; the scheme
@@ -172,28 +172,28 @@ class TagsTask(TextTask):
 
     def _labels(self, types: set[str], source: TableSource) -> tuple[str, ...]:
         if not types:
-            column = self.labelled_by(source)
+            column = self.labeled_by(source)
             raise UserError(f"{self.where}: {source.name} has no tag but O in column {column!r}")
         none = self.trained == tag_schemes.NONE
         labels = tuple(sorted(types)) if none else tag_schemes.labels_of(types, self.trained)
         if len(labels) > MOST_LABELS:
             raise UserError(
                 f"{self.where}: {len(labels)} different tags in column "
-                f"{self.labelled_by(source)!r} of {source.name}; is this the right column?"
+                f"{self.labeled_by(source)!r} of {source.name}; is this the right column?"
             )
         return labels
 
     def describe(self, source: TableSource) -> str:
         """Describe what is odd about the tags, and those that training changes or leaves out; empty
         if nothing is."""
-        if self.labelled_by(source) == SPANS:
-            items = np.flatnonzero(self.labelled(source)).tolist()
+        if self.labeled_by(source) == SPANS:
+            items = np.flatnonzero(self.labeled(source)).tolist()
             found = [self._chunks(source, item) for item in items]
             notes = _span_notes(self.name, [each[1:] for each in found])
             return _joined(notes, _merge_note(self.name, [row for row, *_ in found], self.trained))
-        if not self.labelled_by(source):
+        if not self.labeled_by(source):
             return ""
-        rows = source.column(self.labelled_by(source))
+        rows = source.column(self.labeled_by(source))
         notes = _name_notes(self.name, rows, self.written)
         notes = notes or _violation_note(self.name, rows, self.written, source)
         found = [] if self.written == tag_schemes.NONE else [chunks(row or []) for row in rows]
@@ -201,13 +201,13 @@ class TagsTask(TextTask):
 
     # ---- labels ----
 
-    def check(self, source: TableSource, *, labelled: bool) -> None:
+    def check(self, source: TableSource, *, labeled: bool) -> None:
         self.words(source)
-        if labelled:
+        if labeled:
             self.check_labels(source)
 
     def check_labels(self, source: TableSource) -> None:
-        if not self.labelled_by(source):
+        if not self.labeled_by(source):
             source.need(self.label_column, self.where)
         for item in range(len(source)):
             self.known_tags(source, item)
@@ -222,7 +222,7 @@ class TagsTask(TextTask):
         words = self.words(source)
         number = {label: i for i, label in enumerate(self.labels)}
         targets = np.full(len(words.firsts), -1, np.int64)
-        for item in range(len(source) if self.labelled_by(source) else 0):
+        for item in range(len(source) if self.labeled_by(source) else 0):
             try:
                 tags = self.known_tags(source, item)
             except UserError:  # `check` reports these
@@ -237,7 +237,7 @@ class TagsTask(TextTask):
         for place, tag in enumerate(expected, 1):
             if self.labels and tag not in self.labels:
                 raise UserError(
-                    f"{source.where(item)}: {self.labelled_by(source)}, word {place}: unknown tag "
+                    f"{source.where(item)}: {self.labeled_by(source)}, word {place}: unknown tag "
                     f"{tag!r}{suggest(tag, self.labels)}; {self.where} has "
                     f"{', '.join(self.labels[:12])}{', ...' * (len(self.labels) > 12)}"
                 )
@@ -245,7 +245,7 @@ class TagsTask(TextTask):
 
     def expected(self, source: TableSource, item: int, scheme: str) -> list[str]:
         """The tags of a row in a scheme, not checked against `labels`."""
-        column, size = self.labelled_by(source), len(self.places(source)[item])
+        column, size = self.labeled_by(source), len(self.places(source)[item])
         if column == SPANS:
             if source.column(SPANS)[item] is None:
                 raise UserError(f"{source.where(item)}: {SPANS} is empty")
@@ -261,7 +261,7 @@ class TagsTask(TextTask):
 
     def _row(self, source: TableSource, item: int) -> list[str]:
         """The tags of a row as in the table."""
-        if not (column := self.labelled_by(source)):
+        if not (column := self.labeled_by(source)):
             source.need(self.label_column, self.where)
         row = source.column(column)[item]
         if not isinstance(row, list):
@@ -273,7 +273,7 @@ class TagsTask(TextTask):
         try:
             tag_schemes.check_tags(self._row(source, item), scheme)
         except UserError as error:
-            where = f"{source.where(item)}: {self.labelled_by(source)}"
+            where = f"{source.where(item)}: {self.labeled_by(source)}"
             raise UserError(f"{where}: {error}") from None
 
     def _chunks(self, source: TableSource, item: int) -> tuple[list[Chunk], int, int]:

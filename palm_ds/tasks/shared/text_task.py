@@ -35,7 +35,7 @@ ARRANGED_BY = ("items", "layout", "example")
 """The methods that decide which examples a task makes of a row."""
 
 AnyTextTask = TypeVar("AnyTextTask", bound="TextTask")
-LabelledTask = TypeVar("LabelledTask", bound="ClassesTask")
+LabeledTask = TypeVar("LabeledTask", bound="ClassesTask")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +69,9 @@ class TextTask(TableTask):
             )
         return self.max_length or max_length
 
-    def check(self, source: TableSource, *, labelled: bool) -> None:
+    def check(self, source: TableSource, *, labeled: bool) -> None:
         self.columns_of(source)
-        if labelled:
+        if labeled:
             self.check_labels(source)
 
     def check_labels(self, source: TableSource) -> None:
@@ -91,13 +91,13 @@ class TextTask(TableTask):
         rows = zip(*columns, strict=True)
         return [dict(zip(roles, row, strict=True)) for row in rows] or [None] * len(source)
 
-    def labelled(self, source: TableSource) -> np.ndarray:
+    def labeled(self, source: TableSource) -> np.ndarray:
         """(rows,) bool: a row has a label if it has a value in every column of labels."""
         if not self.label_roles():
-            return super().labelled(source)
-        return source.cached(f"labelled {self.name}", lambda: self._labelled(source))
+            return super().labeled(source)
+        return source.cached(f"labeled {self.name}", lambda: self._labeled(source))
 
-    def _labelled(self, source: TableSource) -> np.ndarray:
+    def _labeled(self, source: TableSource) -> np.ndarray:
         roles, nothing = self.label_roles(), [None] * len(source)
         columns = [source.column(role) if role in source.columns else nothing for role in roles]
         rows = zip(*columns, strict=True)
@@ -106,7 +106,7 @@ class TextTask(TableTask):
     def describe_rows(self, source: TableSource, max_length: int) -> str:
         """Summary of the rows: their number, their labels, and how many are truncated."""
         parts = [f"{self.name}: {len(source):,} rows", self.describe_labels(source)]
-        if missing := int((~self.labelled(source)).sum()):
+        if missing := int((~self.labeled(source)).sum()):
             parts.append(f"{missing:,} without a label")
         if cut := self.cut_rows(source, max_length):
             parts.append(f"{cut:,} truncated to {self.input_length(max_length)} tokens")
@@ -214,7 +214,7 @@ class ClassesTask(TextTask):
                     f"{self.where}.labels: {name!r} has spaces around it; those of tables have none"
                 )
 
-    def resolved(self: LabelledTask, source: TableSource) -> LabelledTask:
+    def resolved(self: LabeledTask, source: TableSource) -> LabeledTask:
         """With the labels of the training rows, if the recipe gives none."""
         if self.labels:
             return self
@@ -251,8 +251,8 @@ class ClassesTask(TextTask):
         return {str(prediction["label"])}
 
     def for_scoring(
-        self: LabelledTask, source: TableSource, predictions: Mapping[int, dict[str, Any]]
-    ) -> LabelledTask:
+        self: LabeledTask, source: TableSource, predictions: Mapping[int, dict[str, Any]]
+    ) -> LabeledTask:
         """With all labels in the rows and predictions appended to its own."""
         source.need(self.label_column, self.where)
         names = set().union(*map(self.names_predicted, predictions.values()))
@@ -370,7 +370,7 @@ class RowTexts:
         return kept
 
 
-def tokenise(rows: Sequence[Sequence[str]], source: TableSource, called: str) -> RowTexts:
+def tokenize(rows: Sequence[Sequence[str]], source: TableSource, called: str) -> RowTexts:
     """The texts of the rows of a source."""
     starts = np.cumsum([0, *map(len, rows)])
     tokens = encode([text for row in rows for text in row], source.tokenizer)

@@ -180,7 +180,7 @@ def open_probe(
     for side in (fitted, tested):
         if not len(side):
             raise UserError(f"{side.name}: no rows to {'fit' if side is fitted else 'test'} on")
-        classes.check(side, labelled=True)
+        classes.check(side, labeled=True)
     datasets = [
         TaskGroupDataset(
             name=_NAME,

@@ -9,7 +9,7 @@ median again.
 
     detector.judge(step, stage, {"knowledge_masking": 1.8e12})     -> a LossSpike, or None
 
-The losses are those of whole steps over all processes, so every rank comes to the same judgement.
+The losses are those of whole steps over all processes, so every rank comes to the same judgment.
 """
 
 from __future__ import annotations

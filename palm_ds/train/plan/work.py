@@ -126,7 +126,7 @@ def size_of(model: Model) -> ModelSize:
 
 def vocab_tasks(model: Model) -> list[str]:
     """The losses of heads that predict tokens."""
-    return [name for name, head in model.labelled.items() if predicts_tokens(head)]
+    return [name for name, head in model.labeled.items() if predicts_tokens(head)]
 
 
 def generated_labels(model: Model) -> list[str]:
@@ -136,7 +136,7 @@ def generated_labels(model: Model) -> list[str]:
 
 def sparse_tasks(model: Model) -> list[str]:
     """The losses of heads that read all tokens of a text as words of the vocabulary."""
-    return [name for name, head in model.labelled.items() if getattr(head, "sparse", False)]
+    return [name for name, head in model.labeled.items() if getattr(head, "sparse", False)]
 
 
 def encoder_passes(model: Model) -> list[tuple[EncoderConfig, list[str], list[str]]]:

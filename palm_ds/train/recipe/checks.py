@@ -123,7 +123,7 @@ class TaskChecks:
                     f"tasks.{first.name}: its texts have {first.segments} segments, but "
                     f"backbone.token_types is {self.encoder.token_types}"
                 )
-            self._check_labelled(task_group)
+            self._check_labeled(task_group)
             self._check_weighted(task_group)
             self._check_batch(task_group)
 
@@ -200,14 +200,14 @@ class TaskChecks:
                 f"with that of `backbone`, {base:g}; make them equal"
             )
 
-    def _check_labelled(self, task_group: str) -> None:
+    def _check_labeled(self, task_group: str) -> None:
         """Every task but the first can label examples that another one built."""
         names = tasks_of(task_group)
         builders = [name for name in names if not self.tasks[name].labels_others()]
         if set(builders) <= {names[0]}:
             return
-        labelling = [name for name in names if name not in builders]
-        right = [" + ".join([name, *labelling]) for name in builders]
+        labeling = [name for name in names if name not in builders]
+        right = [" + ".join([name, *labeling]) for name in builders]
         raise UserError(
             f"stages: {task_group!r}: {(builders if len(builders) == 1 else builders[1:])[0]} "
             "labels only examples that it builds itself, and the first task of a group builds "

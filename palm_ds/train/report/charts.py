@@ -36,7 +36,7 @@ _STYLED = {
     "#7b4fa3": "violet",
     "#b3261e": "bad",
 }
-"""{colour: the page's name for it, which on a dark screen is another}"""
+"""{color: the page's name for it, which on a dark screen is another}"""
 
 
 def figure(panels: Sequence[Panel], *, height: float) -> str:
@@ -68,8 +68,8 @@ def _svg(panel: Panel, height: float) -> str:
         metadata = {"Date": None, "Creator": None}
         figure.savefig(out, format="svg", metadata=metadata, transparent=True)
     svg = out.getvalue()
-    for colour, name in _STYLED.items():
-        svg = svg.replace(f": {colour}", f": var(--{name})")
+    for color, name in _STYLED.items():
+        svg = svg.replace(f": {color}", f": var(--{name})")
     return svg[svg.index("<svg") :]
 
 
@@ -101,8 +101,8 @@ def metrics_panel(metrics: Metrics, curriculum: Curriculum | None, task: str) ->
     def draw(axes: Axes) -> None:
         for number, name in enumerate(names):
             steps, values = series(metrics.evaluations, "scores", task, "metrics", name)
-            colour = _LINES[number % len(_LINES)]
-            axes.plot(steps, values, "o-", color=colour, markersize=4, linewidth=1.4, label=name)
+            color = _LINES[number % len(_LINES)]
+            axes.plot(steps, values, "o-", color=color, markersize=4, linewidth=1.4, label=name)
         axes.legend(fontsize=7, frameon=False, loc="best")
         _finish(axes, metrics, curriculum, "scores")
 

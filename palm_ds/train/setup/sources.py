@@ -333,7 +333,7 @@ def check_tables(recipe: Recipe, data: Data, taught: Collection[str] = ()) -> No
             for side in (data.train, data.held_out, *data.evaluation_sets.values()):
                 for _, source, _ in side.get(task.source, ()):
                     if side is data.train and task.name in taught:
-                        _check_labelled_rows(task, source)
+                        _check_labeled_rows(task, source)
                     else:
                         _check_all_rows(task, source, recipe, evaluated=side is not data.train)
     _check_steps(recipe, data)
@@ -344,9 +344,9 @@ def _check_all_rows(
 ) -> None:
     """Raises UserError at the first row that a task cannot use; each must have a label."""
     try:
-        task.check(source, labelled=True)
+        task.check(source, labeled=True)
     except UserError as error:
-        if recipe.sources[task.source].read.missing_labels != "keep" or task.labelled(source).all():
+        if recipe.sources[task.source].read.missing_labels != "keep" or task.labeled(source).all():
             raise
         why = f"no teacher labels the rows of tasks.{task.name}"
         if evaluated:
@@ -357,12 +357,12 @@ def _check_all_rows(
         raise UserError(f"{error}: {why}") from None
 
 
-def _check_labelled_rows(task: TableTask, source: TableSource) -> None:
+def _check_labeled_rows(task: TableTask, source: TableSource) -> None:
     """Raises UserError at the first row that a task cannot use; some rows have no label."""
-    task.check(source, labelled=False)
-    numbers = source.numbers[task.labelled(source)]
+    task.check(source, labeled=False)
+    numbers = source.numbers[task.labeled(source)]
     if len(numbers):
-        task.check(replace(source, numbers=numbers), labelled=True)
+        task.check(replace(source, numbers=numbers), labeled=True)
 
 
 def _check_steps(recipe: Recipe, data: Data) -> None:

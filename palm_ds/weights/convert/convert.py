@@ -85,7 +85,7 @@ def convert(
     """
     source, target, options = Path(source), Path(target), options or ConversionOptions()
     if to not in TO:
-        raise UserError(f'to: no "{to}"{suggest(to, TO)}')
+        raise UserError(f'to: no format "{to}"{suggest(to, TO)}')
     check_target(source, target)
     opening = {name: value for name, value in opening.items() if value is not None}
     path, origin = locate(source, options.revision)
@@ -218,7 +218,7 @@ def task_row(contents: CheckpointContents, task: str) -> int:
         return contents.task_ids[task]
     if not task.isdecimal():
         known = suggest(task, contents.task_ids) if contents.task_ids else ""
-        raise UserError(f"task: no {task!r}{known or f'; give a row, 0 to {slots - 1}'}")
+        raise UserError(f"task: no task {task!r}{known or f'; give a row, 0 to {slots - 1}'}")
     if int(task) >= slots:
         raise UserError(f"task: no row {task}; the task embedding has rows 0 to {slots - 1}")
     return int(task)
@@ -251,8 +251,8 @@ def _check_encoder(contents: CheckpointContents, to: str) -> None:
     held = encoder.hf or (paddle and to == "paddle")
     if not held and to != "palm_ds":
         raise UserError(
-            f"{contents.path}: {to} cannot hold its encoder, {config.kind}; palm_ds can, with its "
-            f"heads and tokenizer{', and paddle' if paddle else ''}"
+            f"{contents.path}: {to} has no {config.kind} encoder; convert to palm_ds"
+            f"{' or paddle' if paddle else ''}"
         )
 
 
@@ -295,7 +295,7 @@ def _verify(
     report = parity.compare(*sides, inputs, heads=_heads_as_written(contents, written, plan))
     if not report.passed:
         raise UserError(
-            f"{contents.path}: the converted model gives other outputs and was deleted: {report}"
+            f"{contents.path}: the converted model's outputs differ, so it was deleted: {report}"
         )
     return report
 
@@ -306,7 +306,7 @@ def _change_by_eps(
     options: ConversionOptions,
     opening: Mapping[str, Any],
 ) -> list[str]:
-    """Describe, as a note, the change by another LayerNorm eps than the checkpoint's."""
+    """A note on how far outputs differ with a LayerNorm eps other than the checkpoint's."""
     rest = {name: value for name, value in opening.items() if name != "eps"}
     own = opened(contents.path, **rest)
     eps = own.config.layer_norm_eps
@@ -315,7 +315,7 @@ def _change_by_eps(
     inputs = parity.inputs_for(own, contents, tokenizer, options.texts)
     worst = parity.compare(in_palm_ds(own), in_palm_ds(contents), inputs).worst
     return [
-        f"its outputs with its own LayerNorm eps, {eps:g}, are up to {worst.largest:.1e} away "
+        f"with its own LayerNorm eps, {eps:g}, its outputs differ by up to {worst.largest:.1e} "
         f"({worst.name}; values up to {worst.scale:.3g})"
     ]
 
@@ -354,6 +354,6 @@ def _provenance(
         tolerance=reports[0].tolerance * max(worst.scale, 1.0) if worst else None,
         notes=contents.notes,
         program=f"palm_ds {__version__}",
-        licence=documents.licence,
+        license=documents.license,
         documents=tuple(documents.texts),
     )

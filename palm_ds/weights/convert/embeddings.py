@@ -192,15 +192,16 @@ def resize_positions(
         raise UserError(f"positions: must be from 1 to {MOST_POSITIONS:,}, got {longest}")
     if not encoder_class(config).has_positions(config):
         summary = (
-            f"positions: {config.max_length}, now {longest}: {config.kind} has no table of them"
+            f"positions: {config.max_length}, now {longest}: {config.kind} has no position "
+            "embeddings to resize"
         )
         new = replace(config, max_positions=longest)
         return ResizedState(state=dict(state), config=new, summary=summary)
     if memory_shape(config)[1]:
         raise UserError(
-            f"positions: those of {config.kind} are distances within windows of "
-            f"{config.max_positions} tokens and a memory, which cannot be resized; leave them as "
-            "they are: it reads documents of any length"
+            f"positions: {config.kind} reads documents of any length, in windows of "
+            f"{config.max_positions} tokens with a memory; its positions cannot be resized and "
+            "need not be"
         )
     _table(state, POSITIONS, config.max_positions)
     offset, before = config.position_offset, config.max_length

@@ -68,7 +68,7 @@ class MergeOptions(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.weights and not sum(self.weights):
-            raise UserError("weights: are all 0")
+            raise UserError("weights: all are 0; at least one must be larger")
         if (self.method == "ties") != (self.base is not None):
             raise UserError(
                 "base: ties needs the checkpoint that all sources were trained from"
@@ -92,7 +92,7 @@ class MergeOptions(Settings):
         if self.weights and len(self.weights) != sources:
             raise UserError(
                 f"weights: {counted(len(self.weights), 'number')} for {sources} checkpoints; give "
-                "one each"
+                "one for each"
             )
 
     def shares(self, sources: int) -> list[float]:
@@ -102,14 +102,14 @@ class MergeOptions(Settings):
 
 
 def sources_of(paths: Sequence[Path], last: int = 0, best: int = 0) -> list[Path]:
-    """The checkpoints to merge, the oldest first: the paths, or the checkpoints that a run has kept
-    if its folder is the only one; `last`: only as many of the newest; `best`: only as many of those
-    that it evaluated as the best."""
+    """The checkpoints to merge, the oldest first: the paths, or, if there is one, the checkpoints
+    that this run has kept. `last`: only this many of the newest. `best`: only this many of those
+    that it evaluated, the best ones."""
     for name, number in (("last", last), ("best", best)):
         if number < 0:
             raise UserError(f"{name}: expected a number of checkpoints, got {number}")
     if last and best:
-        raise UserError("last, best: two ways to choose among checkpoints; leave one out")
+        raise UserError("last, best: both choose among checkpoints; set only one of them")
     if len(paths) > 1:
         if name := "last" if last else "best" if best else "":
             raise UserError(f"{name}: chooses among the checkpoints of one run; give one folder")
@@ -161,7 +161,7 @@ def merge_checkpoints(sources: Sequence[Path], target: Path, wanted: MergeOption
     }
     contents = replace(first, entries=entries)
     said = [f"merged: {each.path}" for each in opened]
-    if huggingface.recognises(first.path):
+    if huggingface.recognizes(first.path):
         tokenizer = load_tokenizer(first.tokenizer) if first.tokenizer else None
         write = hf_writer(contents, tokenizer, said, _card(made))
     else:
@@ -185,7 +185,7 @@ def _settings(wanted: MergeOptions, sources: int) -> dict[str, object]:
 
 
 def _provenance(contents: CheckpointContents) -> dict[str, object]:
-    """Where weights are from, without the folder names of this machine."""
+    """The origin of weights, without the folder names of this machine."""
     return {"name": contents.path.name, "format": contents.format}
 
 
@@ -206,8 +206,8 @@ def _check_alike(one: CheckpointContents, other: CheckpointContents) -> None:
     for name, head in one.heads.items():
         if head.outputs.averaged != other.heads[name].outputs.averaged:
             raise UserError(
-                f"{other.path}, {one.path}: one head {name} reads the means of tokens, the other "
-                "what the pooler makes of a text (`pooling`)"
+                f"{other.path}, {one.path}: head {name} was trained with `pooling: mean` in one, "
+                "with `pooling: pooler` in the other"
             )
         if head.outputs.labels != (labels := other.heads[name].outputs.labels):
             raise UserError(
@@ -218,12 +218,13 @@ def _check_alike(one: CheckpointContents, other: CheckpointContents) -> None:
         load_tokenizer(side.tokenizer).fingerprint for side in (one, other) if side.tokenizer
     ]
     if len(set(tokenizers)) > 1:
-        raise UserError(f"{other.path}: its tokenizer is not the one of {one.path}")
+        raise UserError(f"{other.path}: its tokenizer differs from that of {one.path}")
 
 
 def _check_same_use(one: CheckpointContents, other: CheckpointContents) -> None:
-    """Raises UserError naming the first difference of what two checkpoints' outputs mean: the
-    merged one has the first's. The base of `ties` may differ, as it may be untrained."""
+    """Raises UserError naming the first difference in the meaning of two checkpoints' outputs,
+    since the merged one has the meaning of the first. The base of `ties` may differ: it may be
+    untrained."""
     for name, head in one.heads.items():
         mine, its = asdict(head.outputs), asdict(other.heads[name].outputs)
         if key := next((key for key in mine if mine[key] != its[key]), ""):
@@ -239,7 +240,7 @@ def _check_same_use(one: CheckpointContents, other: CheckpointContents) -> None:
     mine, its = asdict(modules_of(one)), asdict(modules_of(other))
     if key := next((key for key in mine if mine[key] != its[key]), ""):
         raise UserError(
-            f"{other.path}: makes vectors of texts with {key} {its[key]!r}, but {one.path} with "
+            f"{other.path}: turns texts into vectors with {key} {its[key]!r}, but {one.path} with "
             f"{mine[key]!r}"
         )
     for name in sorted({*one.extras.files} | {*other.extras.files}):
@@ -248,7 +249,7 @@ def _check_same_use(one: CheckpointContents, other: CheckpointContents) -> None:
         files = [each.extras.files.get(name) for each in (one, other)]
         if len({sha256_of_file(file) for file in files if file}) != 1 or None in files:
             raise UserError(
-                f"{other.path}: {name} is another than in {one.path}; the modules after the "
+                f"{other.path}: {name} differs from that in {one.path}; the modules after the "
                 "encoder are copied, not merged, so they must be equal"
             )
 

@@ -35,8 +35,8 @@ from palm_ds.weights.formats.runnable import (
 )
 
 TOLERANCE = {"fp32": 1e-5, "fp16": parity.TOLERANCE[torch.float16], "int8": 0.5}
-"""Largest allowed difference relative to the largest value (at least 1). What int8 loses differs
-from model to model; a file above this has lost most."""
+"""Largest allowed difference relative to the largest value (at least 1). The loss in int8 depends
+on the model; above this, most is lost."""
 
 
 class GraphComparison:
@@ -77,7 +77,7 @@ class GraphComparison:
         report = self._report(path, TOLERANCE[precision], tags=precision == "fp32")
         if not report.passed:
             raise UserError(
-                f"{self.contents.path}: {path.name} gives other outputs, and nothing was written: "
+                f"{self.contents.path}: the outputs of {path.name} differ, so nothing was written: "
                 f"{report}"
             )
         return report

@@ -107,7 +107,7 @@ def compare(
         _difference(
             texts.kind,
             name,
-            *(_centred(x) if name in rising else x for x in (one[name], other[other_name])),
+            *(_centered(x) if name in rising else x for x in (one[name], other[other_name])),
         )
         for texts, one, other in zip(inputs, *results, strict=True)
         for name in one
@@ -140,7 +140,7 @@ def _raised_heads(a: CheckpointContents, b: CheckpointContents) -> list[str]:
     return [name for name, head in a.heads.items() if head.kind == "masked_words"]
 
 
-def _centred(scores: torch.Tensor) -> torch.Tensor:
+def _centered(scores: torch.Tensor) -> torch.Tensor:
     """The same probabilities of tokens, (positions, vocabulary)."""
     return scores - scores.mean(-1, keepdim=True)
 
@@ -174,9 +174,9 @@ def _run(side: RunnableCheckpoint, inputs: Sequence[Texts]) -> list[Outputs]:
 
 @contextmanager
 def _releasing_memory() -> Iterator[None]:
-    """Return the memory of what was made inside to the system: modules form cycles, and glibc
-    keeps small blocks. Objects made while no garbage is collected stay in the youngest generation,
-    so that nothing older is searched: all of torch would take half a second."""
+    """Return the memory that was allocated inside to the system: modules form cycles, and glibc
+    keeps small blocks. Objects created while garbage collection is off stay in the youngest
+    generation, so only this one is searched: all of torch would take half a second."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

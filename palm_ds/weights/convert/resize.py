@@ -53,9 +53,9 @@ class ResizeOptions(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.reuse_unused and self.tokens is None:
-            raise UserError("reuse_unused: is about new tokens; give --add_tokens")
+            raise UserError("reuse_unused: only with new tokens; give --add_tokens")
         if self.how != type(self).how and self.positions is None:
-            raise UserError("how: is about new positions; give --positions")
+            raise UserError("how: only with new positions; give --positions")
 
 
 def resize_checkpoint(source: Path, target: Path, wanted: ResizeOptions) -> list[str]:
@@ -89,7 +89,7 @@ def resize_checkpoint(source: Path, target: Path, wanted: ResizeOptions) -> list
     said += [f"skipped: {name}: {why}" for name, why in contents.skipped.items()]
     texts = None if wanted.tokenizer else read_tokenizer(contents)
     texts = _resized_tokenizer(texts, changed.config, tokens, wanted) if texts else None
-    write = _writer(new, tokenizer, texts, said, as_hf=huggingface.recognises(contents.path))
+    write = _writer(new, tokenizer, texts, said, as_hf=huggingface.recognizes(contents.path))
     write_new_folder(target, write)
     return [*said, f"written to {target}"]
 
@@ -106,7 +106,7 @@ def _operate(
     used = tokenizer.size if tokenizer else state[embeddings.WORDS].shape[0]
     if tokens:
         if tokenizer is None:
-            raise UserError("has no tokenizer to add tokens to; give one")
+            raise UserError("has no tokenizer to add tokens to; give --tokenizer")
         added = add_tokens(tokenizer, tokens, reuse_unused=wanted.reuse_unused)
         rows = {
             i: initializing_ids(tokenizer, token, tokens[token]) for token, i in added.ids.items()
@@ -120,7 +120,7 @@ def _operate(
             changed.config,
             used=used,
             multiple=wanted.multiple,
-            seed=wanted.seed + 2,  # not the rows that place_words drew
+            seed=wanted.seed + 2,  # not the rows that add_token_rows drew
         )
         said.append(changed.summary)
     if wanted.positions is not None:

@@ -17,7 +17,7 @@ from palm_ds.common.messages import printable
 from palm_ds.weights.download.downloader import hub_snapshot, is_hub_name
 
 README, KEPT_README = "README.md", "SOURCE_README.md"
-_LICENCE = re.compile(r"(licen[cs]e|copying|notice|copyright)([._-][\w.-]{1,40})?", re.I)
+_LICENSE = re.compile(r"(licen[cs]e|copying|notice|copyright)([._-][\w.-]{1,40})?", re.I)
 _LARGEST = 1 << 20  # bytes
 _IDENTIFIER = re.compile(r"^licen[cs]e: *([\w.+-]{1,60}) *$", re.M)
 
@@ -28,14 +28,15 @@ def locate(source: Path, revision: str = "") -> tuple[Path, str]:
     name = source.as_posix()
     if _is_there(source) or not is_hub_name(name):
         if revision:
-            raise UserError(f"revision: {source} has none; repositories of the hub have")
+            raise UserError(f"revision: only for repositories on the hub; {source} is not one")
         return source, ""
     try:
         snapshot = hub_snapshot(name, revision or None)
     except UserError as error:
         why = str(error).removeprefix(f"{name}: ")
         missing = f"no such file or folder{suggest_path(source)}"
-        raise UserError(f"{name}: {missing}, and not from the Hugging Face hub: {why}") from None
+        hub = f"it could not be taken from the Hugging Face hub: {why}"
+        raise UserError(f"{name}: {missing}, and {hub}") from None
     return snapshot.folder, f"{name} on the Hugging Face hub, revision {snapshot.revision}"
 
 
@@ -50,7 +51,7 @@ class SourceDocuments:
 
     texts: Mapping[str, str] = field(default_factory=dict)
     """{file name in the target: text}"""
-    licence: str = ""
+    license: str = ""
     """The license's identifier, if the README states one."""
 
     def write(self, folder: Path) -> None:
@@ -62,12 +63,12 @@ def read_documents(source: Path) -> SourceDocuments:
     """The documents of a checkpoint, except those that are not text, too large, or links to other
     folders."""
     folder = source if source.is_dir() else source.parent
-    names = {x.name: x for x in sorted(folder.iterdir()) if _LICENCE.fullmatch(x.name)}
+    names = {x.name: x for x in sorted(folder.iterdir()) if _LICENSE.fullmatch(x.name)}
     names[KEPT_README] = folder / (KEPT_README if (folder / KEPT_README).is_file() else README)
     texts = {name: _text(path, folder) for name, path in names.items()}
     documents = {name: text for name, text in texts.items() if text}
-    licence = _licence(_text(folder / README, folder)) or _licence(documents.get(KEPT_README, ""))
-    return SourceDocuments(texts=documents, licence=licence)
+    license = _license(_text(folder / README, folder)) or _license(documents.get(KEPT_README, ""))
+    return SourceDocuments(texts=documents, license=license)
 
 
 def _text(path: Path, folder: Path) -> str:
@@ -85,7 +86,7 @@ def _inside(path: Path, folder: Path) -> bool:
     return real.is_relative_to(root) or real.parent == root.parent.parent / "blobs"
 
 
-def _licence(readme: str) -> str:
+def _license(readme: str) -> str:
     """`license:` in the metadata block at the top of a model card."""
     _, start, rest = readme.partition("---\n")
     metadata, end, _ = rest.partition("\n---")

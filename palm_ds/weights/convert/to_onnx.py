@@ -111,12 +111,12 @@ class OnnxResult:
         """Notes on what a smaller file loses, if that is much."""
         warnings = [
             f"{file.name}: {worst.name} differs by {worst.largest:.2g}, with values up to "
-            f"{worst.scale:.3g}; score it on rows with labels (--score)"
+            f"{worst.scale:.3g}; score it on labeled rows (--score)"
             for file in self.files
             if file.parity and (worst := file.parity.worst).largest > FAR * max(worst.scale, 1.0)
         ]
         warnings += [
-            f"{file.name}: {share:.0%} of the predictions of {head} are the source's"
+            f"{file.name}: {share:.0%} of the predictions of {head} equal the source's"
             for file in self.files
             for head, share in file.agreement.items()
             if share < ENOUGH
@@ -253,7 +253,7 @@ def _plan_job(
 
     for precision in options.precisions:
         if precision not in FILES:
-            raise UserError(f"precision: {precision!r}{suggest(precision, FILES)}")
+            raise UserError(f"precision: no {precision!r}{suggest(precision, FILES)}")
     if options.opset not in OPSETS:
         raise UserError(f"opset: {options.opset}; expected {OPSETS[0]} to {OPSETS[-1]}")
     tokenizer = read_tokenizer(contents)

@@ -84,7 +84,7 @@ def _too_large(folder: Path) -> str:
     size = _FP32 * sum(math.prod(entry.shape) for entry in entries)
     needed, free = MEMORY * size, free_host_memory()
     if size > MOST_BYTES:
-        return f"weights of {size / _GB:.1f} GB do not fit into one file; several only on request"
+        return f"weights of {size / _GB:.1f} GB need several files, written only on request"
     if needed > free:
         return f"it may take {needed / _GB:.1f} GB of memory, and {free / _GB:.1f} GB are free"
     return ""

@@ -54,7 +54,7 @@ _CHUNK = 1 << 20
 _HEADER = 4 << 20  # no genuine tar has longer headers for one member
 _PATH, _NAME = 1024, 255  # bytes
 _ARCHIVE_ERRORS = (tarfile.TarError, zipfile.BadZipFile, UserWarning, zlib.error, EOFError, OSError)
-_UNEXPECTED_ERRORS = (ValueError, ArithmeticError, LookupError, RuntimeError)  # by experience
+_UNEXPECTED_ERRORS = (ValueError, ArithmeticError, LookupError, RuntimeError)  # seen in practice
 
 
 def unpack(archive: Path, folder: Path, *, limits: Limits = LIMITS, flatten: bool = False) -> Path:
@@ -66,10 +66,10 @@ def unpack(archive: Path, folder: Path, *, limits: Limits = LIMITS, flatten: boo
     """
     archive, folder = Path(archive), Path(folder)
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise UserError(f"{folder}: already exists; {archive} is only unpacked into a new folder")
+        raise UserError(f"{folder}: already exists; {archive} needs a new folder or an empty one")
     part = folder.with_name(f".{folder.name}.unpacking")
     with _writing(part):
-        shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
+        shutil.rmtree(part, ignore_errors=True)  # left by a process that was killed
         part.mkdir(parents=True)
     try:
         _extract(archive, _Members(archive, part, limits))
@@ -114,7 +114,7 @@ def _extract_tar(file: IO[bytes] | gzip.GzipFile, members: _Members) -> None:
             reader.may_read = member.size + _HEADER
             links = member.issym() or member.islnk()
             plain = member.isdir() or (member.isreg() and not member.issparse())
-            kind = "a link" if links else "a device" if member.isdev() else "no plain file"
+            kind = "a link" if links else "a device" if member.isdev() else "not a regular file"
             extract = partial(opened.extract, member, members.folder, set_attrs=False)
             size = None if member.isdir() else member.size
             members.add(member.name, size, "" if plain else kind, extract)
@@ -124,11 +124,11 @@ def _extract_tar(file: IO[bytes] | gzip.GzipFile, members: _Members) -> None:
         where = f"byte {reader.tell():,} of the tar"
         raise BadArchiveError(f"{members.archive}: broken or cut off at {where}")
     while chunk := file.read(_CHUNK):  # read to the end, where gzip has its checksum
-        members.spend(len(chunk), "what follows the last")
+        members.spend(len(chunk), "(bytes after the last member)")
 
 
 class _TarReader:
-    """A tar's bytes, limited for tarfile, which would read as much into memory as a header says."""
+    """A tar's bytes, limited because tarfile reads as many into memory as a header says."""
 
     def __init__(self, file: IO[bytes] | gzip.GzipFile):
         self.file, self.may_read, self.last = file, _HEADER, b""
@@ -147,11 +147,11 @@ def _extract_zip(file: IO[bytes], members: _Members) -> None:
     with zipfile.ZipFile(file) as opened, warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)  # Python 3.14's of members that overlap
         for member in opened.infolist():
-            kind = kinds.get(stat.S_IFMT(member.external_attr >> 16), "no plain file")
+            kind = kinds.get(stat.S_IFMT(member.external_attr >> 16), "not a regular file")
             if member.flag_bits & 1:
                 kind = "encrypted"
             elif member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                kind = "compressed with a rare method"  # which may decompress in pieces of any size
+                kind = "not compressed with deflate"  # other methods may emit pieces of any size
             extract = partial(opened.extract, member, members.folder)
             size = None if member.is_dir() else member.file_size
             members.add(member.orig_filename, size, kind, extract)
@@ -196,8 +196,8 @@ class _Members:
 
     def spend(self, size: int, name: str) -> None:
         if not 0 <= size <= self.left:
-            may = f"{self.packed:,} packed bytes may become {self.most:,}"
-            raise self.refused(name, f"{size:,} bytes; {may}")
+            may = f"an archive of {self.packed:,} may unpack to {self.most:,}"
+            raise self.refused(name, f"{size:,} bytes, {self.left:,} are left; {may}")
         self.left -= size
 
     def refused(self, name: str, why: str) -> BadArchiveError:
@@ -228,6 +228,6 @@ def _writing(target: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno is None:  # of the gzip
+        if error.errno is None:  # raised by gzip
             raise
         raise UserError(f"{target}: cannot be written: {error.strerror}") from None

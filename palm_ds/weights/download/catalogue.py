@@ -21,7 +21,7 @@ class Archive:
     size: int | None = None
     sha256: str | None = None
     preset: str = ""
-    """An UNIMO whose archive may have tensors alone: its sizes."""
+    """The sizes of a UNIMO whose archive may lack a configuration."""
     not_yet: str = ""
     """Why it cannot be opened; empty: it can."""
 
@@ -61,7 +61,7 @@ _GITHUB = "https://ernie-github.cdn.bcebos.com/model-"
 _UNIMO = "https://unimo.bj.bcebos.com/model/"
 _WENXIN = "https://bj.bcebos.com/wenxin-models/"
 
-_XLNET_WHY = "XLNet has relative positions and two streams of its own"
+_XLNET_WHY = "XLNet's relative positions and two-stream attention are not implemented"
 PRETRAIN: dict[str, Archive] = {
     # PaddlePALM's list. Sizes and checksums were never published.
     "RoBERTa-zh-base": Archive(_BERT + "chinese_roberta_wwm_ext_L-12_H-768_A-12.tar.gz"),
@@ -97,7 +97,7 @@ FORMER_NAMES = {
     "ernie-unimo-large-en": "unimo-large-en",
 }
 
-_OWN_LAYOUT = "its archive has a layout of Wenxin's own, which nobody has described"
+_OWN_LAYOUT = "its archive has Wenxin's own layout, which is undocumented"
 ERNIE: dict[str, Published] = {
     # The names that ERNIE's `develop` branch loads, and the archives of `repro`.
     "ernie-1.0": Archive(_GITHUB + "ernie1.0.1.tar.gz"),
@@ -144,4 +144,4 @@ DATA: dict[str, Archive] = {
     # The Chinese data sets of ERNIE's `repro` branch, in the folders that the recipes read.
     "task_data_zh": Archive(_ERNIE + "task_data_zh.tgz"),
 }
-"""Archives of data sets; what is in them goes to `data/`."""
+"""Archives of data sets; they are unpacked into `data/`."""

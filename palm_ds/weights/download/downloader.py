@@ -84,8 +84,8 @@ def places_from_environment() -> Places:
 
 
 def ls(item: str = "all", scope: str = "all") -> None:
-    """Print the available models: of all groups or one, all names or one. Those of the group
-    `ERNIE` say why they cannot be opened, if they cannot."""
+    """Print the available models: of all groups or one, all names or one. In the group `ERNIE`,
+    those that cannot be opened yet come with the reason."""
     groups = _LISTED if item.lower() == "all" else {_group(item): _LISTED[_group(item)]}
     for group, models in groups.items():
         names = models if scope.lower() == "all" else [_name(scope, models)]
@@ -155,7 +155,7 @@ def download(
 def _group(item: str) -> str:
     known = {group.lower(): group for group in _LISTED}
     if item.lower() not in known:
-        raise UserError(f'no "{item}" among the groups{suggest(item.lower(), known)}')
+        raise UserError(f'no group "{item}"{suggest(item.lower(), known)}')
     return known[item.lower()]
 
 
@@ -202,23 +202,23 @@ def _from_name(name: str, group: Path, places: Places, again: bool) -> Path:
             if not url:
                 raise
             file.unlink(missing_ok=True)
-            raise BadArchiveError(f"{error} (of {url}; it is deleted)") from None
+            raise BadArchiveError(f"{error} (from {url}; the file is deleted)") from None
 
     return _made(group / name, make, places, again)
 
 
 def _data_sets(name: str, folder: Path, places: Places, again: bool) -> None:
-    """Unpack an archive of data sets into the folder. One that is there already stays as it is,
-    with a line on stderr, unless `again`."""
+    """Unpack an archive of data sets into the folder. Existing ones are kept, with a line on
+    stderr, unless `again`."""
     if name not in DATA:
-        raise UserError(f'no data "{name}"{suggest(name, DATA)}')
+        raise UserError(f'no data sets "{name}"{suggest(name, DATA)}')
     model, mark = DATA[name], folder / f".{name}"
     if mark.exists() and not again:
         return
     file, url = _file(name, model.file, model.url, places)
     part = folder / f".{name}.unpacked"
     try:
-        shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
+        shutil.rmtree(part, ignore_errors=True)  # left by a process that was killed
         unpack(file, part, flatten=True)
         for found in sorted(part.iterdir()):
             _move_data_set(found, folder / found.name, again)
@@ -226,7 +226,8 @@ def _data_sets(name: str, folder: Path, places: Places, again: bool) -> None:
     except BadArchiveError as error:
         if url:
             file.unlink(missing_ok=True)
-        raise BadArchiveError(f"{error}{f' (of {url}; it is deleted)' if url else ''}") from None
+        deleted = f" (from {url}; the file is deleted)" if url else ""
+        raise BadArchiveError(f"{error}{deleted}") from None
     except OSError as error:
         raise UserError(f"{folder}: cannot be written: {error.strerror}") from None
     finally:
@@ -235,7 +236,7 @@ def _data_sets(name: str, folder: Path, places: Places, again: bool) -> None:
 
 def _move_data_set(found: Path, target: Path, again: bool) -> None:
     if target.exists() and not again:
-        print(f"{target}: is there already, and stays as it is", file=sys.stderr)
+        print(f"{target}: already exists and is kept", file=sys.stderr)
         return
     if target.is_dir():
         shutil.rmtree(target)
@@ -281,7 +282,7 @@ def _file(
         with _bar(name) as progress:
             fetch(url, file, **known, patience=places.patience, progress=progress)
     except UserError as error:
-        elsewhere = f"; PALM_MIRROR may name another place that has {published}"
+        elsewhere = f"; PALM_MIRROR may name another URL or folder with {published}"
         ours = not str(error).startswith(url)  # a full disk, a folder that cannot be written
         raise UserError(f"{error}{'' if ours else elsewhere}") from None
     return file, url
@@ -340,7 +341,7 @@ def _from_hub(name: str, folder: Path, revision: str | None) -> None:
         if any(snapshot.glob(weights)):
             break
     else:
-        raise UserError(f"{name}: contains no {' and no '.join(_HUB_WEIGHTS)}")
+        raise UserError(f"{name}: has no {' and no '.join(_HUB_WEIGHTS)}")
     patterns = (*_HUB_FILES, weights, *_module_patterns())
     files = {file for pattern in patterns for file in snapshot.glob(pattern)}
     _publish(folder, lambda part: _copy(snapshot, files, part))
@@ -386,13 +387,13 @@ def hub_snapshot(name: str, revision: str | None = None) -> HubSnapshot:
     weights = _HUB_WEIGHTS[0]
     folder = _model_snapshot(name, revision, weights)
     if not any(folder.glob(weights)):
-        raise UserError(f"{name}: holds no {weights}; other files of weights are not downloaded")
+        raise UserError(f"{name}: has no {weights}; weights in other formats are not downloaded")
     return HubSnapshot(name=name, revision=folder.name, folder=folder)
 
 
 def _model_snapshot(name: str, revision: str | None, weights: str) -> Path:
-    """A model's files, and those of the modules of sentence-transformers behind it, without which
-    its embeddings would be others."""
+    """A model's files, and those of its sentence-transformers modules, without which its embeddings
+    would differ."""
     folder = _snapshot(name, revision, [*_HUB_FILES, weights])
     if (folder / "modules.json").is_file():
         _snapshot(name, folder.name, _module_patterns(), without=())
@@ -422,7 +423,7 @@ def _snapshot(
         why = "HF_HUB_OFFLINE is set" if offline else "the hub cannot be reached"
         if isinstance(error.__cause__, errors.HfHubHTTPError):
             why = f"the hub cannot answer ({str(error.__cause__).splitlines()[0]})"
-        why += ", and the hub's cache does not have all of it"
+        why += ", and the local cache does not have all of its files"
     except Exception as error:  # from several libraries; each means that the download failed
         why = (str(error).splitlines() or [type(error).__name__])[0]
     raise UserError(f"{name}: {why}") from None

@@ -79,7 +79,7 @@ def fetch(
     broken connection; a wrong file never is.
     """
     if not re.match(r"https?://[^/\s]+/\S*$", url, re.IGNORECASE):
-        raise UserError(f"{url}: not an http or https address")
+        raise UserError(f"{url}: not an http or https URL")
     with one_at_a_time(file, file.name):
         if not file.exists():
             part = _PartialFile(url, file, size)
@@ -170,7 +170,7 @@ def _one_try(part: _PartialFile, patience: Patience, progress: Progress) -> None
         error.close()
         _http_error(part, error)
     except urllib.error.URLError as error:
-        silent = isinstance(error.reason, TimeoutError)  # to several packets: TCP repeats them
+        silent = isinstance(error.reason, TimeoutError)  # TCP itself has retried
         why = f"{_host(part.url)} cannot be reached ({_reason(error.reason)})"
         raise RetryableError(why, tries=1 if silent else patience.reaches) from None
     except (OSError, HTTPException, UnicodeError) as error:
@@ -192,7 +192,8 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         old, new = (urllib.parse.urlsplit(url).scheme for url in (req.full_url, newurl))
         if new not in ("http", "https") or (old, new) == ("https", "http"):
             fp.close()
-            raise UserError(f"{req.full_url}: leads to {newurl[:200]!r}, which is not followed")
+            why = "not followed: only to http and https, and never from https to http"
+            raise UserError(f"{req.full_url}: redirects to {newurl[:200]!r}, {why}")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
@@ -236,7 +237,7 @@ def _resume_or_restart(part: _PartialFile, response: HTTPResponse) -> int | None
             part.remember(version or part.version, total)
             return total
         part.forget()
-        raise RetryableError("the server sent another range than was requested", wait=0)
+        raise RetryableError("the server sent a range that was not requested", wait=0)
     total = int(length) if re.fullmatch(r"\d{1,18}", length) else None
     part.forget()
     part.remember(version, total)
@@ -254,14 +255,14 @@ def _check_room(part: _PartialFile, total: int | None, patience: Patience) -> No
         return
     if part.known_size is not None and total != part.known_size:
         part.forget()
-        raise UserError(f"{part.url}: {total:,} bytes; {part.known_size:,} expected")
+        raise UserError(f"{part.url}: has {total:,} bytes; {part.known_size:,} expected")
     if total > patience.most:
         part.forget()
-        raise UserError(f"{part.url}: {total:,} bytes; at most {patience.most:,} are accepted")
+        raise UserError(f"{part.url}: has {total:,} bytes; at most {patience.most:,} are accepted")
     free = shutil.disk_usage(part.path.parent).free
     if total - part.done > free:
         raise UserError(
-            f"{part.path}: the disk is full: {total - part.done:,} bytes are missing, "
+            f"{part.path}: not enough disk space: {total - part.done:,} more bytes are needed, "
             f"{free:,} are free"
         )
 
@@ -288,7 +289,7 @@ def _read(
                 file.flush()
             progress(done, total)
     finally:
-        with _writing(part.path):  # what a full disk did not take is written again
+        with _writing(part.path):  # closing flushes what a full disk refused, and may fail again
             file.close()
     if total is not None and done < total:
         raise RetryableError(f"the connection ended after {done:,} of {total:,} bytes")

@@ -19,8 +19,8 @@ _ROOT = "https://bj.bcebos.com/paddlenlp/models/transformers/"
 _OTHER_ROOT = "https://paddlenlp.bj.bcebos.com/models/transformers/"
 """Another address of the same files, of which PaddleNLP names some only here."""
 _UNLIKE_WORDPIECE = (
-    "its vocabulary has the size of RoBERTa's, but PaddleNLP reads it as WordPiece, and nobody has "
-    "described the file"
+    "its vocabulary has the size of RoBERTa's, but PaddleNLP reads it as WordPiece; the format of "
+    "the file is undocumented"
 )
 
 
@@ -105,7 +105,7 @@ _TINY = {
 
 
 def _models() -> Iterator[tuple[str, PaddleModel]]:
-    """Each name and what it has the shape of."""
+    """Each name and the model of its shape."""
 
     def of(shape: PaddleModel, path: str, root: str = _ROOT, **more: Any) -> PaddleModel:
         return replace(shape, url=f"{root}{path}.pdparams", **more)
@@ -186,7 +186,7 @@ def _of_uie(of: Any) -> Iterator[tuple[str, PaddleModel]]:
 
 
 def _of_many_languages(of: Any) -> Iterator[tuple[str, PaddleModel]]:
-    """ERNIE-M, and what its encoder was trained for."""
+    """ERNIE-M, and the models fine-tuned from it."""
     for size in ("base", "large"):
         shape = replace(
             _shape(f"ernie-m-{size}", 250_002, "ernie_m/ernie_m.vocab.txt"),

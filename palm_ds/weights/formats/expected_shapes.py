@@ -74,7 +74,8 @@ def checked(
     if layers <= _MOST_SHARED and not is_custom(config.kind):
         layers = encoder_class(config).own_layers(config)
     if layers > tensors:  # checked before building a model with as many layers as the file claims
-        raise UserError(f"{contents.path}: incomplete: {layers} layers in {tensors} tensors")
+        what = f"its configuration has {layers} layers, but there are only {tensors} tensors"
+        raise UserError(f"{contents.path}: incomplete: {what}")
     try:
         expected = expected_shapes(contents.config, contents.heads)
     except UserError as error:
@@ -87,7 +88,7 @@ def checked(
         if entry is not None and entry.shape != shape:
             names = " + ".join(entry.source_names)
             raise UserError(
-                f"{contents.path}: {names} has shape {entry.shape}, the configuration expects "
+                f"{contents.path}: {names} has shape {entry.shape}, but the configuration expects "
                 f"{shape}"
             )
     return contents if is_custom(config.kind) else _without_unread(contents, expected)

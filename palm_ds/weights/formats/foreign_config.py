@@ -87,7 +87,9 @@ def _translate(foreign: dict[str, Any], hidden_size: int | None, where: str) -> 
             names = " or ".join(map(repr, right))
             raise UserError(f"{where}.{key}: must be {names} here, got {foreign[key]!r}")
     if "emb_size" in foreign and foreign["emb_size"] != hidden_size:
-        raise UserError(f"{where}.emb_size: must equal hidden_size")
+        raise UserError(
+            f"{where}.emb_size: must equal hidden_size, {hidden_size}, got {foreign['emb_size']!r}"
+        )
     filled: dict[str, Any] = {}
     for key, name in _ALIASES.items():  # in this order: the last one wins
         if foreign.get(key) is not None:

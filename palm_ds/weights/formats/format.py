@@ -1,6 +1,6 @@
 """Describes a checkpoint format. open.py lists the formats.
 
-    FORMAT = Format(name=..., looks_for=..., recognises=..., open=..., export=..., run=...)
+    FORMAT = Format(name=..., looks_for=..., recognizes=..., open=..., export=..., run=...)
 
 To add one, write a module or folder next to this file with such a FORMAT, and list it in open.py.
 """
@@ -42,7 +42,7 @@ class Format:
     """The name in `--to NAME` and in messages."""
     looks_for: str
     """The files that identify it."""
-    recognises: Callable[[Path], bool]
+    recognizes: Callable[[Path], bool]
     """Whether a path is of this format. Never raises."""
     open: Callable[..., CheckpointContents]
     """(path, **options) -> CheckpointContents; no value is read yet."""

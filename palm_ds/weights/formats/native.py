@@ -87,7 +87,7 @@ _GENERATOR = "generator."
 # ---- reading ----
 
 
-def recognises(path: Path) -> bool:
+def recognizes(path: Path) -> bool:
     """Whether it is a weights/ folder or a checkpoint."""
     return is_checkpoint(path) or (path / INFO).is_file()
 
@@ -483,7 +483,7 @@ def _export(contents: CheckpointContents, target: ExportOptions) -> Export:
 FORMAT = Format(
     name="palm_ds",
     looks_for="palm_ds: a run, weights.json, or checkpoints/step_*/manifest.json",
-    recognises=recognises,
+    recognizes=recognizes,
     open=open_contents,
     export=_export,
 )

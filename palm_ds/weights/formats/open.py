@@ -43,7 +43,7 @@ def format_of(path: Path) -> Format:
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     for known in FORMATS:
-        if known.recognises(path):
+        if known.recognizes(path):
             return known
     check_not_other(path)
     if (path / CONFIG).is_file():

@@ -134,7 +134,7 @@ class _InPalmDs:
 
 
 def last_state(config: EncoderConfig) -> str:
-    """The name of what the encoder returns among the outputs."""
+    """The output that is the encoder's last state, by name."""
     return f"layer {config.num_layers}" if encoder_class(config).is_specified() else "encoder"
 
 

@@ -57,7 +57,7 @@ def open_tensors(folder: Path) -> dict[str, TensorEntry]:
     """Every tensor of a folder's model.safetensors or pytorch_model.bin."""
     files = weight_files(folder)
     if not files:
-        raise UserError(f"{folder}: neither {SAFETENSORS} nor {BIN}")
+        raise UserError(f"{folder}: has neither {SAFETENSORS} nor {BIN}")
     name = files[0]
     read = open_safetensors if name.startswith(SAFETENSORS) else open_bin
     if not name.endswith(".index.json"):

@@ -35,7 +35,7 @@ class WeightsInfo:
     task_ids: Mapping[str, int] = field(default_factory=dict)
     head_of: Mapping[str, str] = field(default_factory=dict)
     export_task: str = ""
-    """The task whose task embedding texts get that say no other (a recipe's `export_task`)."""
+    """The task whose embedding texts get if they name no other (a recipe's `export_task`)."""
     token_heads: tuple[str, ...] = ()
     """Classification heads that read tokens; the others read whole texts through the pooler."""
     heads: Mapping[str, HeadOutputs] = field(default_factory=dict)
@@ -97,7 +97,8 @@ def read_info(path: Path) -> WeightsInfo:
     """Read a weights.json. Raises UserError."""
     about = read_json(path)
     if about.get("format") not in (_VERSION, _UNSEALED):
-        raise UserError(f"{path}: format {about.get('format')!r}; this version reads {_VERSION}")
+        found = f"has format {about.get('format')!r}"
+        raise UserError(f"{path}: {found}; this version reads format {_VERSION}")
     if not isinstance(about.get("backbone"), dict):
         raise UserError(f"{path}: has no `backbone`, the encoder's config")
     keys = ("task_ids", "head_of", "extra_config", "made_by", "recipe")

@@ -306,11 +306,15 @@ def test_dataset_folders(dataset: datasets.Dataset, tmp_path: Path) -> None:
     datasets.DatasetDict(train=dataset, test=dataset.select([0])).save_to_disk(tmp_path / "two")
     train = TableSettings(columns={"qid": "inner.kind"}, split="train")
     check_columns(open_table(str(tmp_path / "two"), train), "train")
-    with pytest.raises(UserError, match=r"two: several splits; split: one of test, train$"):
+    with pytest.raises(
+        UserError, match=r"two: has several splits; set `split` to one of test, train$"
+    ):
         open_table(str(tmp_path / "two"), settings)
-    with pytest.raises(UserError, match=r"two: no split 'dev'; split: one of test, train$"):
+    with pytest.raises(
+        UserError, match=r"two: has no split 'dev'; set `split` to one of test, train$"
+    ):
         open_table(str(tmp_path / "two"), TableSettings(split="dev"))
-    with pytest.raises(UserError, match=r"one: split: train, but it is one dataset"):
+    with pytest.raises(UserError, match=r"one: is a dataset without splits; remove `split: train`"):
         open_table(str(tmp_path / "one"), TableSettings(split="train"))
 
 
@@ -339,8 +343,8 @@ def test_plain_parquet_and_unknown_classes(tmp_path: Path) -> None:
         "impossible": False,
     }
     known = datasets.Features({"text": datasets.Value("string"), "label": FEATURES["label"]})
-    unlabelled = datasets.Dataset.from_dict({"text": ["a"], "label": [-1]}, features=known)
-    unlabelled.save_to_disk(tmp_path / "test")
+    unlabeled = datasets.Dataset.from_dict({"text": ["a"], "label": [-1]}, features=known)
+    unlabeled.save_to_disk(tmp_path / "test")
     with pytest.raises(UserError, match=r"test, row 1: label is null, not text$"):
         open_table(str(tmp_path / "test"))
     table = open_table(str(tmp_path / "test"), TableSettings(columns={"label": ""}))

@@ -38,7 +38,7 @@ def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
     [
         ("x.txt", "a\nb\nc\n", "x.txt: 3 lines; a pair is two lines, the bad sentence first"),
         ("x.txt", "a\n\nb\nc\n", "x.txt:2: line: expected a sentence, got ''"),
-        ("x.txt", "\n", "x.txt: no minimal pair in it"),
+        ("x.txt", "\n", "x.txt: has no minimal pairs"),
         ("x.txt", b"a\n\xff\n", "x.txt:2: invalid UTF-8 at byte 1"),
         ("x.jsonl", '{"sentence_good": "a"}\n', "x.jsonl:1: no 'sentence_bad'; expected"),
         (

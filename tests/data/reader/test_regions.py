@@ -82,10 +82,10 @@ def test_a_column_of_that_name_is_no_image_unless_said_so() -> None:
         ({"width": 0}, "width: '0' is not a number of pixels"),
         ({"boxes": [[1, 2, 3]]}, "boxes: 3 numbers; each box has 4"),
         ({"boxes": [[5, 5, 1, 9]], "features": [[1]]}, "box 1 ends before it begins"),
-        ({"features": [[1.0, 2.0]] * 2}, "features: 4 numbers for 3 boxes"),
+        ({"features": [[1.0, 2.0]] * 2}, "features: 4 numbers, not a multiple of the 3 boxes"),
         ({"features": "???"}, "features: neither lists of numbers nor base64"),
         ({"features": [[float("nan")]] * 3}, "features: has a NaN"),
-        ({"classes": [[-1.0, 2.0]] * 3}, "classes: no distribution"),
+        ({"classes": [[-1.0, 2.0]] * 3}, "classes: not a distribution"),
         ({"boxes": None}, "no boxes or bbox; it has"),
     ],
 )
@@ -139,7 +139,10 @@ def test_mistakes_in_files_name_their_line(tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(UserError, match=message):
             read("a", **files)
-    for value, message in ((None, "image is empty"), ("7", "in nothing: give the files as `im")):
+    for value, message in (
+        (None, "image is empty"),
+        ("7", "no '7': give the files with images as `im"),
+    ):
         with pytest.raises(UserError, match=message):
             read(value)
     (tmp_path / "x.npz").write_bytes(b"no archive")

@@ -56,7 +56,7 @@ def test_columns_are_chosen_as_in_files() -> None:
         ([{"text_a": "a"}, {"text_a": ["b"]}], r"^dev\[1\]: "),
         ([{"text_a": "a"}, {"text_a": np.nan}], r"^dev\[1\]: text_a is nan, not text$"),
         ([{"text_a": "a"}, {"text_b": "b"}], r"^dev\[\d\]: no field"),
-        ([], r"^dev: no rows$"),
+        ([], r"^dev: is empty; give at least one row$"),
         ([{"x": 1}], r"^dev: no known column among `x`"),
     ],
 )

@@ -82,7 +82,7 @@ def test_an_epoch_is_a_pass_and_items_are_in_order() -> None:
         ("changing", r"sources.x.reader\[40\]: label: unknown label .new"),
         ("other_columns", r"sources.x.reader\[16\]: from here on rows have the columns"),
         ("nothing", "nothing: expected rows, got 0"),
-        ("needs", "missing a required argument: 'folder'; it gets no arguments"),
+        ("needs", "missing a required argument: 'folder'; it is called without arguments"),
         ("READ", "'tests.helpers.endless_readers.READ' is neither a function nor a class"),
         ("absent", "sources.x.reader: tests.helpers.endless_readers has no 'absent'"),
     ],

@@ -1,4 +1,4 @@
-"""Rows as sources: texts are tokenised once, messages have places, rows are held out."""
+"""Rows as sources: texts are tokenized once, messages have places, rows are held out."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_span_never_leaves_its_text(vocabulary) -> None:
     assert encoded.read(1, 1, 1).start == 4 and len(encoded.read(1, 1, 1)) == 0
 
 
-def test_texts_are_tokenised_independently(vocabulary, monkeypatch) -> None:
+def test_texts_are_tokenized_independently(vocabulary, monkeypatch) -> None:
     """The tokenizer gets several texts per call."""
     texts = [" ".join(WORDS[: n % 7]) for n in range(40)]
     tokenizer = load_tokenizer(vocabulary)
@@ -60,7 +60,7 @@ def test_texts_are_tokenised_independently(vocabulary, monkeypatch) -> None:
     assert len(empty.ids) == 0 and empty.lengths.tolist() == [] and empty.spans.shape == (0, 2)
 
 
-def test_a_column_is_tokenised_once(vocabulary, tmp_path) -> None:
+def test_a_column_is_tokenized_once(vocabulary, tmp_path) -> None:
     source = open_source(write_texts(tmp_path / "t.tsv", 5), vocabulary)
     assert source.encoded("text_a") is source.encoded("text_a")
     calls = []

@@ -83,7 +83,7 @@ def test_windows_are_those_of_ernies_reader(stride: int) -> None:
 
 
 @pytest.mark.parametrize("counted", ["last", "all"])
-def test_a_document_is_labelled_before_it_is_cut(source: CorpusSource, counted: str) -> None:
+def test_a_document_is_labeled_before_it_is_cut(source: CorpusSource, counted: str) -> None:
     """Every window is a piece of the same masked document; labels are where they were in it."""
     dataset = dataset_of(source, counted=counted)
     special = source.vocabulary

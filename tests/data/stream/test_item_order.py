@@ -228,7 +228,7 @@ def _pairs(dataset: TaskGroupDataset) -> list[tuple[int, ...]]:
     return [tuple(map(int, row)) for row in table[:, [0, 1, 2, 4]]]
 
 
-def test_labelled_pairs_are_balanced(tmp_path):
+def test_labeled_pairs_are_balanced(tmp_path):
     rng = np.random.default_rng(3)
     labels = rng.choice(3, 1500, p=[0.8, 0.15, 0.05])
     documents = [(f"d{n}", ["a b " * 3, "c d " * 4]) for n in range(1500)]

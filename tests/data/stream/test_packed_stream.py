@@ -185,7 +185,7 @@ def test_a_position_in_another_order_is_refused(corpora):
     state = make_stream(corpora[:1], **shape).state_dict(5)
     del state["windowed"]
     make_stream(corpora[:1], **shape).load_state_dict(state)
-    with pytest.raises(UserError, match="shuffles large corpora in another way"):
+    with pytest.raises(UserError, match="shuffles large corpora differently"):
         make_stream(corpora[:1], sizes=WINDOWS, **shape).load_state_dict(state)
 
 

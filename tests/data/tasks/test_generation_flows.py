@@ -133,7 +133,7 @@ def test_settings_that_cannot_be(changes: dict, message: str) -> None:
 
 def test_a_head_is_shared_with_what_writes_alike() -> None:
     same_head(FlowOptions(), FlowOptions(noise_rate=0.1), "tasks.t")
-    with pytest.raises(UserError, match="another `smoothing`"):
+    with pytest.raises(UserError, match="`smoothing` and `word_weight` must be"):
         same_head(FlowOptions(), FlowOptions(smoothing=0.1), "tasks.t")
     with pytest.raises(UserError, match="does not write texts"):
         same_head(FlowOptions(), object(), "tasks.t")

@@ -204,7 +204,7 @@ def test_predictions_and_loss_equal_transformers(name: str, tmp_path: Path) -> N
     case = CASES[name]
     source = source_of(tmp_path, case.rows)
     task = task_of(case.kind, **case.values).resolved(source)
-    task.check(source, labelled=True)
+    task.check(source, labeled=True)
     kind = BertForMultipleChoice if "choices" in case.rows[0] else BertForSequenceClassification
     theirs = kind(bert_config(**case.config)).eval()
     model = model_of(task)
@@ -249,11 +249,11 @@ BARE: dict[str, tuple[Row, Sequence[Row]]] = {
 
 @pytest.mark.parametrize("kind", BARE)
 def test_a_table_without_labels_is_predicted(kind: str, tmp_path: Path) -> None:
-    values, labelled = BARE[kind]
-    rows = [{name: x for name, x in row.items() if name != "label"} for row in labelled]
+    values, labeled = BARE[kind]
+    rows = [{name: x for name, x in row.items() if name != "label"} for row in labeled]
     rows.append({**rows[0], "text_a": "x " * 200})
     source, task = source_of(tmp_path, rows), task_of(kind, **values)
-    task.check(source, labelled=False)
+    task.check(source, labeled=False)
     made = predictions(model_of(task), source, task)[task.name]
     assert sorted(made) == list(range(len(rows)))
     assert task.metrics(made, source) == {}
@@ -564,5 +564,5 @@ def test_bad_rows_are_reported_with_their_place(
 ) -> None:
     source = table_of(tmp_path, rows)
     with pytest.raises(UserError, match=message) as raised:
-        task_of(kind, **values).resolved(source).check(source, labelled=True)
+        task_of(kind, **values).resolved(source).check(source, labeled=True)
     assert "\n" not in str(raised.value)

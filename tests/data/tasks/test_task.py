@@ -97,7 +97,9 @@ def test_a_task_that_is_too_long_for_a_row(my_module, source):
 
 
 def test_a_task_without_a_source_is_refused():
-    with pytest.raises(UserError, match=r"^tasks.mask.source: missing; it must be given$"):
+    with pytest.raises(
+        UserError, match=r"^tasks.mask.source: missing; name the entry of `sources`"
+    ):
         build("mask", {"kind": "knowledge_masking"})
 
 

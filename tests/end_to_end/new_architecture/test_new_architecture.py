@@ -116,7 +116,7 @@ def test_it_has_no_biases_and_no_positions(trained: Any) -> None:
     names = {name for name in weights_of(trained.folder) if name.startswith("backbone.")}
     assert {name for name in names if name.endswith("bias")} == {"backbone.pooler.dense.bias"}
     assert "backbone.final_norm.weight" in names and "backbone.position.weight" not in names
-    assert not (trained.folder / "hf").exists(), "Hugging Face has no such encoder"
+    assert not (trained.folder / "hf").exists(), "Hugging Face has no encoder like it"
 
 
 def test_its_class_can_name_an_architecture_of_hugging_face(tables: Path, tmp_path: Path) -> None:

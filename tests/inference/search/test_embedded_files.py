@@ -114,7 +114,7 @@ def test_mistakes_in_one_line(words_run: Path, tasks_run: Path, tmp_path: Path) 
     described = output.with_name("v.npy.json")
     about = json.loads(described.read_text())
     described.write_text(json.dumps(about | {"settings": about["settings"] | {"layers": [1]}}))
-    with pytest.raises(UserError, match=r"is of layers \(1,\); a server computes -1"):
+    with pytest.raises(UserError, match=r"has vectors of layers \(1,\); a server computes only"):
         open_embedded(output, [])
     wrong = {"inputs": 3, "columns": 3, "scales": ["a"], "settings": {"layers": None}}
     for text in ("[" * 9999, *(json.dumps(about | {key: wrong[key]}) for key in wrong)):
@@ -122,7 +122,9 @@ def test_mistakes_in_one_line(words_run: Path, tasks_run: Path, tmp_path: Path) 
         with pytest.raises(UserError, match="v.npy.json: not the description"):
             open_embedded(output, [])
     described.write_text(json.dumps(about | {"scales": [1.0, 2.0]}))
-    with pytest.raises(UserError, match=r"v.npy.json: \(2,\) scales for vectors of \d+ numbers"):
+    with pytest.raises(
+        UserError, match=r"v.npy.json: scales of shape \(2,\) for vectors of \d+ numbers"
+    ):
         open_embedded(output, [])
     described.write_text(json.dumps(about))
     np.save(output, np.zeros((29, 5), np.float32))

@@ -270,7 +270,9 @@ def test_mistakes_in_one_line(tmp_path: Path) -> None:
     vectors = folder / "vectors-0.f32"
     whole = vectors.read_bytes()
     vectors.write_bytes(whole[:-1])
-    with pytest.raises(StoreError, match="vectors-0.f32: has 2 vectors of 3: it was truncated"):
+    with pytest.raises(
+        StoreError, match="vectors-0.f32: has only 2 of 3 vectors: it was truncated"
+    ):
         open_index(folder)
     vectors.unlink()
     with pytest.raises(StoreError, match="vectors-0.f32: is missing: the index is damaged"):
@@ -278,7 +280,9 @@ def test_mistakes_in_one_line(tmp_path: Path) -> None:
     vectors.write_bytes(whole)
     with closing(sqlite3.connect(folder / "texts.sqlite")) as connection:
         connection.execute("PRAGMA user_version = 9")
-    with pytest.raises(UserError, match="texts.sqlite: is of another version of palm_ds; `palm-ds"):
+    with pytest.raises(
+        UserError, match="texts.sqlite: was made by another version of palm_ds; build"
+    ):
         open_index(folder)
     (folder / "texts.sqlite").write_bytes(b"no database" * 99)
     with pytest.raises(StoreError, match="texts.sqlite: file is not a database"):

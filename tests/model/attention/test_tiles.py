@@ -103,7 +103,7 @@ def test_predictions_attend_to_the_same(rows: tuple[list[int], ...], window: int
         expected = attend(qkv, masked, num_heads=HEADS, window=window)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     runs = sum(len(list(run)) for row in rows for run in [dict.fromkeys(row)])
-    assert len(plan.tiles) <= runs + len(rows)  # equal neighbours are one tile
+    assert len(plan.tiles) <= runs + len(rows)  # equal neighbors are one tile
 
 
 def test_many_short_texts_of_all_lengths_are_joined() -> None:

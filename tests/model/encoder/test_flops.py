@@ -68,7 +68,7 @@ def test_a_first_pass_that_fills_placeholders_counts() -> None:
     more = float(training_flops(CONFIG, filled, ["words"]))
     more -= float(training_flops(CONFIG, batch, ["words"]))
     with FlopCounterMode(display=False) as counter:
-        with_pseudo_tokens(backbone, model.labelled, {"words": 1.0}, filled)
+        with_pseudo_tokens(backbone, model.labeled, {"words": 1.0}, filled)
     # The last layer is computed at the placeholders.
     assert 0.7 * more < counter.get_total_flops() < more
     step = work_of(model, [filled, batch], rows=2)

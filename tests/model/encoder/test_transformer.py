@@ -212,9 +212,9 @@ def test_what_is_recorded_is_what_transformers_returns() -> None:
     assert not torch.allclose(states.qkv[2][real][..., :48], by_hand[real][..., :48], atol=1e-3)
 
 
-@pytest.mark.parametrize("neighbours", [False, True])
-def test_products_of_turned_vectors_depend_on_the_distance_alone(neighbours: bool) -> None:
-    rotary = Rotary(100.0, 2, neighbours=neighbours)
+@pytest.mark.parametrize("neighbors", [False, True])
+def test_products_of_turned_vectors_depend_on_the_distance_alone(neighbors: bool) -> None:
+    rotary = Rotary(100.0, 2, neighbors=neighbors)
     qkv = torch.randn(1, 1, 24).expand(1, 9, 24)
     positions = torch.arange(9)[None]
 
@@ -232,8 +232,8 @@ def test_products_of_turned_vectors_depend_on_the_distance_alone(neighbours: boo
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_two_layouts_turn_the_same_pairs(dtype: torch.dtype) -> None:
-    """Neighbours of a permuted vector are halves of the vector, and their gradients likewise: to
-    the bit, although autograd computes those of neighbours, and halves on CPUs have their own."""
+    """Neighbors of a permuted vector are halves of the vector, and their gradients likewise: to
+    the bit, although autograd computes those of neighbors, and halves on CPUs have their own."""
     positions = torch.arange(5).expand(2, 5)
     qkv, sign = torch.randn(2, 5, 24).to(dtype), torch.randn(2, 5, 24).to(dtype)
     order = torch.arange(8).view(4, 2).T.flatten()  # 0 2 4 6 1 3 5 7
@@ -249,8 +249,8 @@ def test_the_two_layouts_turn_the_same_pairs(dtype: torch.dtype) -> None:
         return [out.detach(), x.grad]
 
     halves = turned(Rotary(10.0, 1), permuted(qkv), permuted(sign))
-    neighbours = turned(Rotary(10.0, 1, neighbours=True), qkv, sign)
-    for found, expected in zip(halves, neighbours, strict=True):
+    neighbors = turned(Rotary(10.0, 1, neighbors=True), qkv, sign)
+    for found, expected in zip(halves, neighbors, strict=True):
         assert torch.equal(found, permuted(expected))
 
 

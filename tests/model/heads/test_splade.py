@@ -65,7 +65,7 @@ def test_only_the_largest_numbers_are_kept(sparse: Any) -> None:
 
 
 def packed(rows: list[list[torch.Tensor]], *, labels: bool = True) -> Batch:
-    """Texts of ids in rows of 16, each labelled at its first token."""
+    """Texts of ids in rows of 16, each labeled at its first token."""
     batch = Batch.from_rows(
         [
             [PackedText(input_ids=x.numpy(), token_type_ids=np.zeros(len(x), int)) for x in row]

@@ -147,7 +147,7 @@ def test_masks_are_random() -> None:
     for name, kept in numbers.items():
         assert abs(kept.mean().item() - 0.9) < 5 * math.sqrt(0.09 / count), name
     assert correlations(torch.stack(list(numbers.values()), 1)).abs().max() < 5
-    for lag in (1, 2, COLUMNS, LENGTH * COLUMNS):  # neighbours in a token, of a token, of a row
+    for lag in (1, 2, COLUMNS, LENGTH * COLUMNS):  # neighbors in a token, of a token, of a row
         pair = torch.stack([numbers["itself"][lag:], numbers["itself"][:-lag]], 1)
         assert correlations(pair).abs().max() < 5, lag
     flat = masks["itself"].flatten(0, 1)  # (tokens, columns)

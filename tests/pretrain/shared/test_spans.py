@@ -79,7 +79,7 @@ def test_the_share_is_the_rate_and_words_stay_whole(spans: SpanSettings) -> None
         run_lengths.append(begins.sum() / (np.diff(at) > 1).sum())
     error = np.std(shares) / len(shares) ** 0.5
     assert abs(np.mean(shares) - 0.15) < 4 * error + 1e-4
-    # Neighbouring spans join, so that runs are longer than spans.
+    # Neighboring spans join, so that runs are longer than spans.
     assert np.mean(run_lengths) > spans.draw(10_000, keyed_generator(1, 1)).mean()
 
 

@@ -235,7 +235,7 @@ def guess(model: Model, example: Example, temperature: float) -> list[int]:
 
 
 def filled_in(model: Model, batch: Batch) -> Batch:
-    return with_pseudo_tokens(model.backbone, model.labelled, model.pseudo_tokens, batch)
+    return with_pseudo_tokens(model.backbone, model.labeled, model.pseudo_tokens, batch)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])

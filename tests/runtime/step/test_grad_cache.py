@@ -45,7 +45,7 @@ class Texts:
         return replace(self, key=key)
 
 
-class Neighbours:
+class Neighbors:
     """Each pair against all texts of the step."""
 
     def step_losses(
@@ -98,7 +98,7 @@ def test_one_micro_batch_needs_one_pass(split: list[int], passes: list[bool]) ->
         tasks=("found",),
         processes=ONE_PROCESS,
         seed=1,
-        global_batch={"found": Neighbours()},
+        global_batch={"found": Neighbors()},
     )
     sums = steps.run([Texts(part) for part in inputs.split(split)], 5, {"found": 4}, {})
     assert engine.passes == passes
@@ -108,7 +108,7 @@ def test_one_micro_batch_needs_one_pass(split: list[int], passes: list[bool]) ->
     for number, part in enumerate(inputs.split(split)):  # all texts in one graph, the same masks
         steps._repeat_draws(5, number)
         vectors.append(engine(Texts(part))["found"].scores)
-    losses, _ = Neighbours().step_losses(torch.cat(vectors), torch.zeros(8), torch.arange(8) // 2)
+    losses, _ = Neighbors().step_losses(torch.cat(vectors), torch.zeros(8), torch.arange(8) // 2)
     losses.mean().backward()
     torch.testing.assert_close(found, engine.weight.grad, rtol=1e-5, atol=1e-6)
     assert sums.loss["found"].item() == pytest.approx(losses.sum().item(), rel=1e-6)

@@ -117,8 +117,8 @@ def test_texts_pairs_and_the_tables_own_columns(server: Local) -> None:
     row = {"text_a": "good", "text_b": "bad"}
     pair = server.answer("/predict/pair", {"inputs": [row]})["predictions"]
     assert server.answer("/predict/pair", {"inputs": [["good", "bad"]]})["predictions"] == pair
-    labelled = {"text_a": "so good", "label": "no class"}  # labels are not read
-    assert server.answer("/predict/mood", {"inputs": [labelled]})["predictions"] == whole
+    labeled = {"text_a": "so good", "label": "no class"}  # labels are not read
+    assert server.answer("/predict/mood", {"inputs": [labeled]})["predictions"] == whole
 
 
 def test_truncated_texts_are_counted(server: Local) -> None:

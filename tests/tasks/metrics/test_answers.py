@@ -193,7 +193,7 @@ def test_two_bugs_of_the_official_search_are_not_reproduced() -> None:
 
 
 def test_squad_by_hand() -> None:
-    assert it.normalised(" The U.S.  theatre, an  A-team!") == "us theatre ateam"
+    assert it.normalized(" The U.S.  theatre, an  A-team!") == "us theatre ateam"
     assert it.exact("The Cat.", "cat") == 1.0
     assert it.overlap("the black cat", "cat sat") == 0.5
     assert it.overlap("cat cat", "cat") == pytest.approx(2 / 3)

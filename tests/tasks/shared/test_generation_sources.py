@@ -104,4 +104,4 @@ def test_cells_with_a_delimiter(tmp_path: Path) -> None:
 )
 def test_bad_rows(tmp_path: Path, row: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        task_of().check(source_of(tmp_path, [row]), labelled=True)
+        task_of().check(source_of(tmp_path, [row]), labeled=True)

@@ -98,7 +98,7 @@ def test_an_encoder_that_reads_no_images_says_so(tmp_path: Path) -> None:
         model_of(task, **{**UNIMO, "options": {"region_size": 7}})
     plain = source_of(tmp_path, [{"text_a": "so good"}])
     with pytest.raises(UserError, match=r"no column 'image'.*map one with `columns: {image: NAME}"):
-        task.check(plain, labelled=True)
+        task.check(plain, labeled=True)
 
 
 def test_images_that_do_not_fit(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from palm_ds.runtime.deepspeed.ds_config import make_ds_config
 from palm_ds.tasks.classification import Classification
 from palm_ds.tasks.matching import Matching
 from palm_ds.tasks.multi_label import MultiLabel
-from palm_ds.tasks.shared.text_task import ClassesTask, level, tokenise
+from palm_ds.tasks.shared.text_task import ClassesTask, level, tokenize
 from palm_ds.train.recipe.recipe import Recipe, make_recipe
 from palm_ds.train.setup.build import build_model
 from palm_ds.train.setup.resolve import resolve
@@ -135,7 +135,7 @@ def test_an_unknown_label_is_reported_with_its_place(vocabulary, tmp_path) -> No
     source = open_source(path, vocabulary)
     made = task(labels=["good", "bad"])
     with pytest.raises(UserError) as error:
-        made.check(source, labelled=True)
+        made.check(source, labeled=True)
     assert f"{path}:3: " in str(error.value)
     assert "unknown label 'godo'; did you mean \"good\"" in str(error.value)
     assert "tasks.t has good, bad" in str(error.value)
@@ -260,7 +260,7 @@ ROWS = [["so " * 9, "good", ""], ["bad"], ["so " * 40, "so " * 30]]
 
 def test_tokens_of_each_text(tmp_path: Path) -> None:
     source = source_of(tmp_path, [{"text_a": "x"}] * len(ROWS))
-    texts = tokenise(ROWS, source, "texts")
+    texts = tokenize(ROWS, source, "texts")
     assert texts.counts.tolist() == [3, 1, 2] and list(texts.of(2)) == [4, 5]
     added, items = np.array([2, 2, 5]), np.array([0, 1, 2])
     assert texts.cut(items, added, source, 100, 100).tolist() == [

@@ -121,14 +121,14 @@ def test_what_costs_no_time_is_not_said() -> None:
 TASKS = ["words", "order", "never"]
 
 
-def reported(stages: list[dict[str, Any]], labelled: set[str], *, first: int = 0) -> dict:
+def reported(stages: list[dict[str, Any]], labeled: set[str], *, first: int = 0) -> dict:
     """{task: the number of steps done when it is reported}."""
     curriculum, found = read_stages(stages, TASKS), {}
     watch = LabelWatch(curriculum)
     for step in range(first, curriculum.steps):
         at = curriculum.at(step, seed=1)
         trained = {task for group in at.task_groups for task in TASKS if task in group}
-        counts = {task: 8 * (task in labelled & trained) for task in TASKS}
+        counts = {task: 8 * (task in labeled & trained) for task in TASKS}
         for task in watch.add(at, counts):
             assert task not in found, "reported twice"
             found[task] = step + 1

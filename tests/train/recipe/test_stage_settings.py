@@ -221,7 +221,7 @@ def test_an_epoch_of_a_stage_is_of_the_corpora_that_it_reads(tmp_path: Path) -> 
 
 
 def test_corpora_are_weighed_by_their_size(tmp_path: Path) -> None:
-    """As XLM's formula: p ** alpha, normalised, over the shares of tokens (Conneau and Lample 2019,
+    """As XLM's formula: p ** alpha, normalized, over the shares of tokens (Conneau and Lample 2019,
     3.1), whose weights a stage may have of its own."""
     tokens = {
         str(tmp_path / name): write_small_corpus(tmp_path / name, documents=n).manifest.tokens
@@ -354,7 +354,7 @@ def phase(**values: Any) -> list[dict[str, Any]]:
         ),
         (
             {"stages": [{MASKS: 4, APART: "900 tokens", "length": 32}], "schedule": {}},
-            r"stages.0: amounts in steps and in tokens do not mix with its own batch",
+            r"stages.0: has a batch of its own, so all its amounts must be in steps, or none",
         ),
         (
             {"stages": [{MASKS: "9000 tokens", APART: "30 tokens", "length": 32}], "schedule": {}},
@@ -403,7 +403,7 @@ def phase(**values: Any) -> list[dict[str, Any]]:
         ({"stages": phase(rat=0.3)}, r"stages: no task 'rat' in `tasks`"),
         (
             {"stages": {"joint": [MASKS], "steps": 9, "settings": []}},
-            r"stages.settings: expected a list with a mapping for each stage, got 0 for 1",
+            r"stages.settings: expected a list of 1 mapping, one for each stage, got 0",
         ),
         (
             {"stages": {"joint": [MASKS], "steps": 9, "settings": [{"rat": 0.3}]}},

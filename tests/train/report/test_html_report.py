@@ -144,8 +144,8 @@ def test_on_a_phone(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) 
     with open_browser(tmp_path_factory.mktemp("browser")) as browser:
 
         def brightness(selector: str, name: str) -> float:
-            colour = browser.find_element("css selector", selector).value_of_css_property(name)
-            return float(np.mean([int(x) for x in re.findall(r"\d+", colour)[:3]]))
+            color = browser.find_element("css selector", selector).value_of_css_property(name)
+            return float(np.mean([int(x) for x in re.findall(r"\d+", color)[:3]]))
 
         for dark in (False, True):
             with phone(browser, dark=dark):

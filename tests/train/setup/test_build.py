@@ -426,7 +426,7 @@ def test_minimal_pairs_are_read_with_a_masked_token_task(corpora: Path, tmp_path
         (APART, "w1\nw2\n", "evaluate.pairs: no task predicts masked tokens"),
         (MASKS, "w1\n", "evaluate.pairs: {file}: 1 lines; a pair is two lines"),
         (MASKS, "w1\n" + "w1 " * 63, "evaluate.pairs: {file}:1: a sentence of 63 tokens; "),
-        (MASKS, "", "evaluate.pairs: {file}: no minimal pair in it"),
+        (MASKS, "", "evaluate.pairs: {file}: has no minimal pairs"),
     ],
 )
 def test_minimal_pairs_that_cannot_be_scored(

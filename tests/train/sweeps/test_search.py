@@ -200,7 +200,7 @@ def test_an_unknown_metric_ends_the_sweep_with_the_known_ones(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("metric", ["topic", "mean"])
-def test_a_first_metric_of_which_less_is_better_is_not_maximised(
+def test_a_first_metric_of_which_less_is_better_is_not_maximized(
     metric: str, tmp_path: Path
 ) -> None:
     scores = {"topic": {"loss": 1.0, "accuracy": None, "metrics": {"hamming_loss": 0.25}}}

@@ -407,7 +407,7 @@ def test_verification_uses_paddlenlps_eps(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(paddle_writer, "_check_eps", lambda plan: None)
-    with pytest.raises(UserError, match="the converted model gives other outputs and was deleted"):
+    with pytest.raises(UserError, match="the converted model's outputs differ, so it was deleted"):
         convert.convert(source, tmp_path / "paddle", "paddle")
     assert left_of(tmp_path) == ["source"]
 
@@ -671,13 +671,13 @@ def test_a_conversion_with_different_outputs_is_removed(
     format_of = convert.format_of
     monkeypatch.setattr(convert, "format_of", lambda path: replace(format_of(path), run=None))
     with pytest.raises(
-        UserError, match="the converted model gives other outputs and was deleted: largest"
+        UserError, match="the converted model's outputs differ, so it was deleted: largest"
     ):
         convert.convert(source, tmp_path / "out", to, **ACCEPTED.get(to, {}))
     assert left_of(tmp_path) == ["source"]
 
 
-def test_an_unverified_conversion_is_labelled(source: Path, tmp_path: Path) -> None:
+def test_an_unverified_conversion_is_labeled(source: Path, tmp_path: Path) -> None:
     done = convert.convert(source, tmp_path / "hf", "huggingface", ConversionOptions(verify=False))
     assert done.parity is None
     assert "were not compared" in (tmp_path / "hf/README.md").read_text()

@@ -300,7 +300,7 @@ WRONG = {
     "no length": (lambda: resize_positions(without(""), CONFIG, 0), "from 1 to 131,072, got 0"),
     "distances": (
         lambda: resize_positions(net(DOCUMENTS).state_dict(), DOCUMENTS, 30),
-        "those of ernie_doc are distances within windows of 20 tokens and a memory",
+        "ernie_doc reads documents of any length, in windows of 20 tokens with a memory",
     ),
     "no such way": (
         lambda: resize_positions(without(""), CONFIG, 30, how="tiles"),

@@ -154,7 +154,7 @@ def test_the_checkpoints_of_a_run_come_oldest_first(tmp_path: Path) -> None:
         sources_of([tmp_path / "run", tmp_path], last=2)
     with pytest.raises(UserError, match="last: expected a number of checkpoints, got -1"):
         sources_of([tmp_path / "run"], last=-1)
-    with pytest.raises(UserError, match="last, best: two ways"):
+    with pytest.raises(UserError, match="last, best: both choose"):
         sources_of([tmp_path / "run"], last=2, best=2)
     with pytest.raises(UserError, match="best: chooses among the checkpoints of one run"):
         sources_of([tmp_path / "run", tmp_path], best=2)
@@ -167,7 +167,7 @@ def test_the_checkpoints_of_a_run_come_oldest_first(tmp_path: Path) -> None:
     [
         ({"weights": (1.0,)}, "weights: 1 number for 3 checkpoints"),
         ({"weights": (1.0, -1.0, 1.0)}, "weights.1: expected 0 or more, got -1.0"),
-        ({"weights": (0.0, 0.0, 0.0)}, "weights: are all 0"),
+        ({"weights": (0.0, 0.0, 0.0)}, "weights: all are 0"),
         ({"method": "slerp"}, "slerp interpolates between two checkpoints, got 3"),
         ({"method": "ties"}, "base: ties needs the checkpoint that all sources were trained from"),
         ({"base": Path("x")}, "base: is for ties, not mean"),
@@ -234,7 +234,7 @@ def test_what_outputs_mean_is_equal(folders: list[Path], tmp_path: Path) -> None
         write_json(tmp_path / name / "1_Dense/config.json", sizes)
         weights = {"linear.weight": torch.full((4, 8), value)}
         save_file(weights, tmp_path / name / "1_Dense/model.safetensors")
-    with pytest.raises(UserError, match="b: 1_Dense/model.safetensors is another than in .*a; "):
+    with pytest.raises(UserError, match="b: 1_Dense/model.safetensors differs from that in .*a; "):
         merge_checkpoints([tmp_path / "a", tmp_path / "b"], tmp_path / "m", MergeOptions())
     merge_checkpoints([tmp_path / "a"] * 2, tmp_path / "m", MergeOptions())
     kept = load_file(tmp_path / "m/1_Dense/model.safetensors")["linear.weight"]
@@ -247,5 +247,5 @@ def test_heads_that_read_something_else_are_refused(tmp_path: Path) -> None:
         mood = {"kind": "classification", "source": "texts", "pooling": name}
         save_model(tmp_path / name, ["mood"], tasks={"mood": mood})
     folders = [tmp_path / "mean", tmp_path / "pooler"]
-    with pytest.raises(UserError, match="one head mood reads the means of tokens, the other"):
+    with pytest.raises(UserError, match="head mood was trained with `pooling: mean` in one"):
         merge_checkpoints(folders, tmp_path / "merged", MergeOptions())

@@ -1,4 +1,4 @@
-"""The source of a conversion: a path, else a repository of the hub at one commit. Its licence and
+"""The source of a conversion: a path, else a repository of the hub at one commit. Its license and
 README are kept, as text and from nowhere else."""
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def test_other_files_are_not_copied(tmp_path: Path) -> None:
     (folder / "license_checker.py.exe x").write_text("no document")
     (folder / "README.md").write_text("license: mit")
     found = read_documents(folder)
-    assert found.texts == {KEPT_README: "license: mit"} and found.licence == ""
+    assert found.texts == {KEPT_README: "license: mit"} and found.license == ""
 
 
 def test_in_the_cache_of_the_hub_they_are_links(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_path_comes_first(hub: Path) -> None:
     Path("bert_model.ckpt.index").write_text("")
     assert locate(Path("bert_model.ckpt")) == (Path("bert_model.ckpt"), "")
     assert locate(Path("a/b/c")) == (Path("a/b/c"), "")
-    with pytest.raises(UserError, match="revision: tiny-bert has none"):
+    with pytest.raises(UserError, match="revision: only for .*; tiny-bert is not one"):
         locate(Path("tiny-bert"), "main")
 
 
@@ -108,11 +108,12 @@ def test_a_path_comes_first(hub: Path) -> None:
     [
         ("org/none", "", "HF_HUB_OFFLINE is set"),
         ("tiny-bert", "v2", "HF_HUB_OFFLINE is set"),
-        ("org/old", "", "holds no model*.safetensors; other files of weights are not downloaded"),
+        ("org/old", "", "has no model*.safetensors; weights in other formats are not downloaded"),
     ],
 )
 def test_what_is_neither_is_one_line(name: str, revision: str, why: str, hub: Path) -> None:
-    message = f"^{name}: no such file or folder, and not from the Hugging Face hub: {why}"
-    with pytest.raises(UserError, match=message.replace("*", r"\*")) as caught:
+    elsewhere = f"it could not be taken from the Hugging Face hub: {why}"
+    message = f"^{name}: no such file or folder, and {elsewhere}".replace("*", r"\*")
+    with pytest.raises(UserError, match=message) as caught:
         locate(Path(name), revision)
     assert "\n" not in str(caught.value)

@@ -210,7 +210,9 @@ def test_smaller_files_are_measured(converted: OnnxResult) -> None:
 def test_a_file_that_differs_too_much_is_refused(converted, tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(onnx_parity.TOLERANCE, "int8", 1e-4)
     monkeypatch.setattr(write, "write_fp32", _copy_of(converted))
-    with pytest.raises(UserError, match=r"model_int8.onnx gives other outputs, and nothing was wr"):
+    with pytest.raises(
+        UserError, match=r"the outputs of model_int8.onnx differ, so nothing was wr"
+    ):
         _again(converted, tmp_path / "out", precisions=("int8",))
     assert not any(tmp_path.iterdir())
 
@@ -386,7 +388,7 @@ def test_custom_encoders_are_tried(tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_a_custom_encoder_whose_graph_is_wrong_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="model.onnx gives other outputs"):
+    with pytest.raises(UserError, match="the outputs of model.onnx differ"):
         convert_to_onnx(custom(tmp_path, "Mean"), tmp_path / "no")
     assert not (tmp_path / "no").exists()
 
@@ -448,7 +450,7 @@ def test_word_encoders_are_exported(kind: str, tmp_path: Path) -> None:
         text = PackedText(input_ids=row[row > 0], token_type_ids=np.zeros(sum(row > 0), np.int64))
         alone = backbone(Batch.from_rows([[text]], length=sum(row > 0), pad=0))[0]
         np.testing.assert_allclose(last[row > 0], alone.detach(), atol=1e-5)
-    with pytest.raises(UserError, match=f"huggingface cannot hold its encoder, {kind}; palm_ds"):
+    with pytest.raises(UserError, match=f"huggingface has no {kind} encoder; convert to palm_ds"):
         convert(tmp_path / "source", tmp_path / "hf", "huggingface")
 
 

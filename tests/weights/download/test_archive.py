@@ -210,7 +210,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "tar device": (lambda: tar(header("sda", type=tarfile.BLKTYPE)), "'sda' .*a device"),
     "tar character device": (lambda: tar(header("tty", type=tarfile.CHRTYPE)), "a device"),
     "tar fifo": (lambda: tar(header("pipe", type=tarfile.FIFOTYPE)), "'pipe' .*a device"),
-    "tar unknown type": (lambda: tar(header("what", type=b"Z")), "'what' .*no plain file"),
+    "tar unknown type": (lambda: tar(header("what", type=b"Z")), "'what' .*not a regular file"),
     "tar escape codes": (lambda: tar(header("a\x1b[2Jb", b"x")), "unprintable characters"),
     "tar two lines": (lambda: tar(header("a\nerror: all is well", b"x")), "unprintable characters"),
     "tar no UTF-8": (lambda: tar(header("a\udcff", b"x")), "unprintable characters"),
@@ -253,16 +253,16 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "gzip damaged": (lambda: damaged(good("tgz"), 1500), "cannot be read|broken|cut off"),
     "gzip wrong checksum": (lambda: damaged(good("tgz"), -6), "cannot be read.*CRC"),
     "gzip of no tar": (lambda: gzip.compress(b"hello" * 500), "cannot be read"),
-    "gzip with a tail": (lambda: gzip.compress(tar(GOOD) + bytes(9 << 20)), "what follows"),
+    "gzip with a tail": (lambda: gzip.compress(tar(GOOD) + bytes(9 << 20)), "bytes after the last"),
     "zip ../": (lambda: zipped(("../evil", b"x")), "'../evil' .*leads out"),
     "zip absolute": (lambda: zipped(("/evil", b"x")), "'/evil' .*absolute"),
     "zip backslash": (lambda: zipped(("a\\..\\..\\evil", b"x")), "backslash"),
     "zip symlink": (lambda: zipped((special("a", 0o120777), b"/etc")), "'a' .*a link"),
-    "zip fifo": (lambda: zipped((special("a", stat.S_IFIFO), b"")), "'a' .*no plain file"),
+    "zip fifo": (lambda: zipped((special("a", stat.S_IFIFO), b"")), "'a' .*not a regular file"),
     "zip encrypted": (encrypted, "'secret' .*encrypted"),
     "zip packed by lzma": (
         lambda: zipped(("a", b"x" * 99), compress_type=zipfile.ZIP_LZMA),
-        "'a' .*rare method",
+        "'a' .*not compressed with deflate",
     ),
     "zip bomb": (lambda: zipped(("bomb", bytes(9 << 20))), "'bomb' is refused: 9,437,184 bytes"),
     "zip that lies small": (lambda: wrong_size_zip(10), "cannot be read|cut off"),
@@ -295,7 +295,7 @@ def test_nothing_is_left_of_a_hostile_or_broken_archive(case: str, tmp_path: Pat
     assert os.listdir(folder) == ["archive"]
 
 
-def test_bombs_are_recognised_by_their_ratio_and_small_archives_may_shrink(tmp_path: Path) -> None:
+def test_bombs_are_recognized_by_their_ratio_and_small_archives_may_shrink(tmp_path: Path) -> None:
     (tmp_path / "a.zip").write_bytes(zipped(("zeros", bytes(1 << 20))))
     with pytest.raises(BadArchiveError, match="'zeros' is refused"):
         unpack(tmp_path / "a.zip", tmp_path / "out", limits=Limits(small=1 << 18))

@@ -130,7 +130,7 @@ def test_temporary_errors_are_retried(case: str, server: Server, file: Path) -> 
 
 
 class Wrong(NamedTuple):
-    behaviours: list[loopback.Behaviour]
+    behaviors: list[loopback.Behavior]
     words: str
     kept: bool = False
     options: dict[str, Any] = {}  # noqa: RUF012
@@ -156,7 +156,7 @@ WRONG = {
     "redirects in circles": Wrong([loopback.redirect("/a.tgz")] * 20, "infinite loop"),
     "redirects to a file": Wrong([loopback.redirect("file:///etc/passwd")], "not allowed"),
     "redirects to ftp": Wrong(
-        [loopback.redirect("ftp://127.0.0.1/a")], "leads to 'ftp://127.0.0.1/a', which is not"
+        [loopback.redirect("ftp://127.0.0.1/a")], "redirects to 'ftp://127.0.0.1/a', not foll"
     ),
     "another size than is right": Wrong(
         [], "300,000 bytes; 300,001 expected", options={"size": 300_001}
@@ -179,7 +179,7 @@ WRONG = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_permanent_errors_are_one_clear_line(case: str, server: Server, file: Path) -> None:
-    server.does(*WRONG[case].behaviours)
+    server.does(*WRONG[case].behaviors)
     with pytest.raises(UserError, match=WRONG[case].words) as caught:
         get(server, file, patience_for(case), **WRONG[case].options)
     message = str(caught.value)
@@ -270,7 +270,7 @@ def test_an_unknown_host_is_not_waited_for(
     ],
 )
 def test_unsupported_addresses(url: str, file: Path) -> None:
-    with pytest.raises(UserError, match="not an http or https address"):
+    with pytest.raises(UserError, match="not an http or https URL"):
         fetch(url, file)
     assert not file.parent.exists()
 
@@ -282,7 +282,9 @@ def test_a_full_disk_is_detected_before_downloading(
         free: int = 4000
 
     monkeypatch.setattr(transfer.shutil, "disk_usage", lambda path: Usage())
-    with pytest.raises(UserError, match="the disk is full: 300,000 bytes are missing, 4,000"):
+    with pytest.raises(
+        UserError, match="not enough disk space: 300,000 more bytes are needed, 4,000"
+    ):
         get(server, file)
 
 

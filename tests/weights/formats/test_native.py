@@ -156,7 +156,7 @@ def test_a_custom_head_keeps_its_shapes(tmp_path: Path) -> None:
 def test_a_checkpoint_contains_the_model(stage: int, world: int, tmp_path: Path) -> None:
     net = model()
     path = save(tmp_path, net, stage, world)
-    assert native.recognises(path) and not native.recognises(tmp_path)
+    assert native.recognizes(path) and not native.recognizes(tmp_path)
     contents = native.open_contents(path)
     assert contents.config == CONFIG
     assert contents.task_ids == {"masking": 0, "distance": 2}

@@ -263,7 +263,7 @@ MALFORMED: dict[str, tuple[Spoils, str]] = {
     "one dimension": (replaced("matrix", lambda x: x[0].clone()), rf"{SHAPE} \(\d+,\)"),
     "a longer vector": (
         replaced("norm", lambda x: x.new_zeros(len(x) + 1)),
-        rf"{SHAPE} \((9|17),\), the configuration expects \((8|16),\)",
+        rf"{SHAPE} \((9|17),\), but the configuration expects \((8|16),\)",
     ),
     "a scalar": (replaced("norm", lambda x: torch.tensor(1.0)), rf"{SHAPE} \(\)"),
     "whole numbers": (
@@ -294,7 +294,7 @@ MALFORMED: dict[str, tuple[Spoils, str]] = {
     "a key twice": (twice, 'CONFIG: duplicate key "a"'),
     "another width": (
         number("hidden_size", 32),
-        rf"{SHAPE} \((37, 16|11, 8)\), the configuration expects \((37|11), 32\)",
+        rf"{SHAPE} \((37, 16|11, 8)\), but the configuration expects \((37|11), 32\)",
     ),
     "no number": (
         number("hidden_size", "eight"),
@@ -306,7 +306,7 @@ MALFORMED: dict[str, tuple[Spoils, str]] = {
     ),
     "900 layers": (
         number("layers", 900),
-        "900 layers in .* tensors|CONFIG: num_hidden_layers is 900, but the tensors have 2",
+        "900 layers, but there are only|CONFIG: num_hidden_layers is 900, but the tensors have 2",
     ),
     "layers without end": (
         number("layers", 10**12),
@@ -359,9 +359,9 @@ def test_they_are_good_before(write: Any, tmp_path: Path) -> None:
         {"model_state.pdparams/x": b"", "step_1/x": b""},
     ],
 )
-def test_strange_files_are_recognised_by_no_format(files: dict[str, bytes], tmp_path: Path) -> None:
+def test_strange_files_are_recognized_by_no_format(files: dict[str, bytes], tmp_path: Path) -> None:
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
     for path in (tmp_path, *tmp_path.iterdir(), tmp_path / "none", Path("/dev/null")):
-        assert [known.name for known in FORMATS if known.recognises(path)] == []
+        assert [known.name for known in FORMATS if known.recognizes(path)] == []

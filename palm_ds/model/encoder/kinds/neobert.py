@@ -48,7 +48,7 @@ class NeoBert(TransformerEncoder):
         layer = unbiased_layer(
             "rms_norm",
             rotary_base=cls.options_of(config).rotary_base,
-            rotary_neighbours=True,
+            rotary_neighbors=True,
         )
         return TransformerSpec(
             layers=(layer,) * config.num_layers,

@@ -40,7 +40,7 @@ _OURS = "backbone.word.weight"
 _THEIRS = tuple(each.words for each in ARCHITECTURES.values())
 
 
-def recognises(path: Path) -> bool:
+def recognizes(path: Path) -> bool:
     """Whether the path is a folder of shards, or has a `latest` that names one."""
     return tag_folder(Path(path)) is not None
 
@@ -126,7 +126,10 @@ def _huggingface(
     shards: Shards, prefix: str, file: Path, untied_head: str | None
 ) -> CheckpointContents:
     if file.name == INFO:
-        raise UserError(f"{shards.folder}: a Hugging Face model, but {file} is palm_ds's")
+        raise UserError(
+            f"{shards.folder}: has a Hugging Face model, but {file} describes a palm_ds one; give "
+            "its config.json with --config"
+        )
     about, config = read_config(file.parent)
     kind = about["model_type"]
     family = FAMILIES[kind]
@@ -183,6 +186,6 @@ def _tokenizer(folder: Path) -> Path | None:
 FORMAT = Format(
     name="deepspeed",
     looks_for="DeepSpeed: latest, or *_model_states.pt",
-    recognises=recognises,
+    recognizes=recognizes,
     open=open_contents,
 )

@@ -196,11 +196,11 @@ def _load(path: Path) -> dict[str, Any]:
     classes = {name: type("StandIn", (_StandIn,), {}) for name in GENUINE}
 
     def member(owner: object, name: object) -> _StandIn:
-        """Replaces getattr, for the stages of ZeRO alone."""
+        """Replaces getattr, for the stages of ZeRO only."""
         if owner is not classes["deepspeed.runtime.zero.config.ZeroStageEnum"]:
-            raise UserError(f"{path}: asks for an attribute of something that is no enum; refused")
+            raise UserError(f"{path}: asks for an attribute of something not an enum; refused")
         if name not in _STAGES:
-            raise UserError(f"{path}: {printable(str(name))[:80]} is no stage of ZeRO; refused")
+            raise UserError(f"{path}: {printable(str(name))[:80]} is not a ZeRO stage; refused")
         return _StandIn()
 
     # the file says __builtin__, as pickles of protocol 2 do; torch looks it up as builtins

@@ -118,7 +118,7 @@ class Architecture(ABC):
     heads: ClassVar[tuple[str, ...]]
     """First parts of the names of tensors that do not belong to the base model."""
     masked_lm: ClassVar[tuple[str, ...]]
-    """What the names of a masked-LM head begin with."""
+    """The beginnings of the names of a masked-LM head."""
     detection: ClassVar[str] = ""
     """Ending of the class with a head that detects replaced tokens; empty: there is none."""
     detection_beside: ClassVar[bool] = False
@@ -126,7 +126,7 @@ class Architecture(ABC):
     classes: ClassVar[tuple[str, ...]] = tuple(HEAD_CLASSES)
     """Endings of its classes with one classification head."""
     other_prefixes: ClassVar[tuple[str, ...]] = ()
-    """What some files have in place of the base model's prefix."""
+    """Prefixes that some files have in place of the base model's."""
     buffers: ClassVar[tuple[str, ...]] = ()
     """Constants that old files have."""
     inputs: ClassVar[tuple[str, ...]] = ("input_ids", "attention_mask")
@@ -162,7 +162,7 @@ class Architecture(ABC):
         return self.buffers
 
     def layout_of(self, kind: str, ending: str) -> str:
-        """How the tensors of a class (`ForTokenClassification`) are named, if not as usual."""
+        """The names of a class's tensors (`ForTokenClassification`), if not the usual ones."""
         return ""
 
     def layout_in(self, names: Collection[str], architecture: str) -> str:
@@ -198,7 +198,7 @@ class Architecture(ABC):
         return "" if config.task_types else next(iter(self.families))
 
     def no_family(self, config: EncoderConfig) -> str:
-        """Why `family_of` returned none."""
+        """The reason `family_of` returned none."""
         return f"Hugging Face's {config.kind} has no task embedding"
 
     def reshape(
@@ -209,7 +209,8 @@ class Architecture(ABC):
         return dict(kept), config, {}
 
     def check_family(self, kind: str, config: EncoderConfig) -> str:
-        """Why an encoder of this architecture cannot be of this model type; empty if it can."""
+        """The reason an encoder of this architecture cannot be of this model type; empty if it
+        can."""
         if kind in self.families:
             folded = replace(config, task_types=0)  # by `reshape`
             return "" if self.family_of(folded) else self.no_family(folded)

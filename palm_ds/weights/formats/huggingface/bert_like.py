@@ -117,8 +117,8 @@ def read_usual(
 def folded_task(
     kept: Entries, config: EncoderConfig, table: str, task_id: int
 ) -> tuple[Entries, EncoderConfig, dict[str, str]]:
-    """What `Architecture.reshape` returns of a family without a task embedding: a row of it is
-    added to each row of another table, of which each token has one."""
+    """`Architecture.reshape` of a family without a task embedding: a row of it is added to each row
+    of another table, of which each token has one."""
     if not config.task_types:
         return dict(kept), config, {}
     name = f"backbone.{table}.weight"
@@ -130,7 +130,7 @@ def folded_task(
 def moved_positions(
     kept: Entries, config: EncoderConfig, offset: int
 ) -> tuple[Entries, EncoderConfig, dict[str, str]]:
-    """What `Architecture.reshape` returns of a family whose positions are counted from `offset`."""
+    """`Architecture.reshape` of a family whose positions are counted from `offset`."""
     more = offset - config.position_offset
     if not more:
         return dict(kept), config, {}

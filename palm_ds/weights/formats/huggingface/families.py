@@ -65,7 +65,7 @@ def architecture_for(config: EncoderConfig) -> Architecture:
     """The architecture of an encoder. Raises UserError if Hugging Face has none."""
     if form := _of_class(encoder_class(config)):
         return form
-    raise UserError(f"Hugging Face has no such encoder as {config.kind}")
+    raise UserError(f"Hugging Face has no {config.kind} encoder")
 
 
 def _of_class(encoder: type[Encoder]) -> Architecture | None:

@@ -43,7 +43,7 @@ class Provenance:
     tolerance: float | None = None
     notes: tuple[str, ...] = ()
     program: str = "palm_ds"
-    licence: str = ""
+    license: str = ""
     """The source's license, as stated in its README."""
     documents: tuple[str, ...] = ()
     """The source's license and README, saved next to the card."""
@@ -98,7 +98,7 @@ def _head(plan: ExportPlan, made: Provenance) -> str:
             "---",
             f"library_name: {'sentence-transformers' if own or plan.head else 'transformers'}",
             *([f"pipeline_tag: {pipeline}"] if pipeline else []),
-            *([f"license: {made.licence}"] if made.licence else []),
+            *([f"license: {made.license}"] if made.license else []),
             *_listed("base_model", [made.base_model] if made.base_model else []),
             *_listed("datasets", made.datasets),
             *_listed("tags", tags),
@@ -133,8 +133,8 @@ def _notes(plan: ExportPlan, made: Provenance) -> tuple[str, ...]:
         return made.notes
     unmasked = " from the text before it; attention is causal" if reading == "causal" else ""
     return (
-        f"Its output at a place is for the next token{unmasked}: the scores of a masked token are "
-        "those at the place before it, which pipelines do not know.",
+        f"Its output at a position predicts the next token{unmasked}: the scores of a masked token "
+        "are those at the position before it, which pipelines do not know.",
         *made.notes,
     )
 

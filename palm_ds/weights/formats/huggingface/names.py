@@ -35,8 +35,8 @@ _WRAPPERS = ("_orig_mod", "model", "module")
 
 
 def wrappers(kind: str) -> re.Pattern[str]:
-    """What torch.compile, Lightning and DistributedDataParallel put before a parameter's name. A
-    word that is also the base model's prefix is none."""
+    """Prefixes that torch.compile, Lightning and DistributedDataParallel put before a parameter's
+    name. A word that is also the base model's prefix is not one of them."""
     words = "|".join(x for x in _WRAPPERS if x != FAMILIES[kind].tensor_prefix)
     return re.compile(rf"^(?:(?:{words})\.)+|(?<=\.)_orig_mod\.")
 
@@ -87,7 +87,8 @@ def to_palm_ds_names(
         raise UserError(f"untied_head: no {untied_head!r}{suggest(untied_head, UNTIED_HEAD)}")
     layers = encoder_class(config).own_layers(config)
     if layers > len(stored):  # checked before building as many names as the file claims
-        raise UserError(f"{where}: incomplete: {layers} layers in {len(stored)} tensors")
+        what = f"its configuration has {layers} layers, but there are only {len(stored)} tensors"
+        raise UserError(f"{where}: incomplete: {what}")
     form, hf_entries = architecture_of(kind), _clean_names(stored, kind, where)
     skipped = {
         hf_entries.pop(name).source_names[0]: BUFFER

@@ -86,7 +86,7 @@ KEPT_KEYS = (
 """Entries of config.json that only training or other programs read."""
 
 
-def recognises(path: Path) -> bool:
+def recognizes(path: Path) -> bool:
     """Whether the folder has a config.json of transformers and a weight file."""
     path = Path(path)
     try:
@@ -164,7 +164,7 @@ def read_config(folder: Path) -> tuple[dict[str, Any], EncoderConfig]:
     if not knows_family(about):
         raise UserError(
             f"{path}: model_type must be {FAMILY_NAMES}, got {printable(shorten(kind))} "
-            "(docs/encoders.md: which are read, and why others are not)"
+            "(docs/encoders.md lists those that are read, and why others are not)"
         )
     if quantized := about.get("quantization_config"):
         method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
@@ -295,7 +295,7 @@ def _labels(about: Mapping[str, Any], classes: int) -> tuple[str, ...]:
     if class_of(about).endswith(("ForSequenceClassification", "ForTokenClassification")) and (
         len(named) != classes
     ):
-        raise UserError(f"id2label: names {len(named)} classes, the classifier has {classes}")
+        raise UserError(f"id2label: names {len(named)} classes, but the classifier has {classes}")
     labels = [named.get(str(i)) for i in range(classes)]
     known = tuple(label for label in labels if isinstance(label, str))
     return known if len(known) == classes else ()

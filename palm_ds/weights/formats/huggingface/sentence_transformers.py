@@ -63,8 +63,8 @@ _KNOWN_POOLINGS = {*FLAGS, *(flag.removeprefix(_FLAG) for flag in FLAGS.values()
 _MAX_STATED_LENGTH = 10**9
 """Tokenizers without a maximum length state 10^30."""
 _MAX_BYTES = 1 << 20  # bytes of modules.json
-_OTHERS = "sentence-transformers would give other embeddings: "
-"""Why modules are skipped, before the reason."""
+_OTHERS = "the embeddings of sentence-transformers would differ: "
+"""Before the reason for skipping modules."""
 
 
 def find_modules(folder: Path, hidden_size: int) -> tuple[dict[str, Path], dict[str, str]]:
@@ -127,7 +127,7 @@ def _parts_of(module: Mapping[str, str], root: Path) -> dict[str, Path]:
     """The files of a module after the encoder. Raises ValueError for an unknown module."""
     kind, place = kind_of(module), module["path"]
     if kind not in _FOLLOWING:
-        raise ValueError(f"its module {printable(kind)} is not known here")
+        raise ValueError(f"its module {printable(kind)} is not supported")
     if Path(place).name != place or place in ("", "..") or not place.isprintable():
         raise ValueError(f"its module {kind} is outside the folder: {printable(place)!r}")
     files = {f"{place}/{part}": root / place / part for part in _PARTS}
@@ -170,7 +170,8 @@ def _dense(place: str, settings: Mapping[str, Any], width: int) -> dict[str, tup
     _check_size(place, "in_features", settings.get("in_features"), width)
     size = settings.get("out_features")
     if type(size) is not int or size < 1:
-        raise ValueError(f"{place}: out_features is {printable(shorten(size))}")
+        shown = printable(shorten(size))
+        raise ValueError(f"{place}: out_features is {shown}, not a whole number above 0")
     activation = settings.get("activation_function", "torch.nn.Tanh")
     package, _, name = str(activation).rpartition(".")
     known = getattr(torch.nn, name, None) if package.startswith("torch.nn") else None
@@ -200,7 +201,7 @@ def _check_shapes(
         raise ValueError(f"{place}: its weights are missing")
     tensors = tensors_in(file) if shapes and file else {}
     if further := sorted(tensors.keys() - shapes.keys()):
-        raise ValueError(f"{place}: its config.json has no {printable(further[0])}")
+        raise ValueError(f"{place}: {printable(further[0])} does not fit its config.json")
     for name, shape in shapes.items():
         tensor = tensors.get(name)
         if tensor is None or tensor.shape != shape:
@@ -222,11 +223,11 @@ class EmbeddingModules:
     max_length: int = 0
     """Tokens; 0: not stated."""
     other: str = ""
-    """Something that is needed for the same vectors and not known here."""
+    """Something that the same vectors need and that is not supported."""
     prompts: bool = False
     """Whether any text is put before others."""
     prompt: str = ""
-    """What is put before every text that no other prompt is given for."""
+    """The prompt of every text for which no other is given."""
     pools_prompt: bool = True
     """Whether the tokens of a prompt are pooled like those of the text."""
     dimensions: int = 0
@@ -267,11 +268,12 @@ def read_modules(files: Mapping[str, Path]) -> EmbeddingModules:
     settings = read_json(files[SETTINGS]) if SETTINGS in files else {}
     named = settings.get("prompts")
     named = named if isinstance(named, dict) else {}
+    default = settings.get("default_prompt_name")
     size, most = settings.get("truncate_dim"), settings.get("max_active_dims")
     described = EmbeddingModules(
         max_length=length,
         prompts=any(named.values()),
-        prompt=str(named.get(settings.get("default_prompt_name")) or ""),
+        prompt=str(named.get(default) or "") if isinstance(default, str) else "",
         dimensions=size if isinstance(size, int) else 0,
         max_active_dims=most if isinstance(most, int) else 0,
         lower=any(read_json(path).get("do_lower_case") is True for path in _encoders(files)),
@@ -302,7 +304,7 @@ def read_modules(files: Mapping[str, Path]) -> EmbeddingModules:
 
 
 def _other_splade(settings: Mapping[str, Any]) -> str:
-    """How a SpladePooling differs from SPLADE v2's; empty if it does not."""
+    """The difference of a SpladePooling from SPLADE v2's; empty if there is none."""
     for key in ("pooling_strategy", "activation_function"):
         if (value := settings.get(key, SPLADE_SETTINGS[key])) != SPLADE_SETTINGS[key]:
             return f"SpladePooling with {key} {printable(shorten(value))}"

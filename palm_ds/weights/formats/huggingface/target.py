@@ -106,7 +106,9 @@ def resolve_export(
     kind = family_to_write(config, target.family)
     if target.head_class == BARE:
         if target.head:
-            raise UserError(f"head_class: {BARE} is the encoder alone, without head {target.head}")
+            raise UserError(
+                f"head_class: {BARE} is the encoder without a head; leave out head {target.head}"
+            )
         return ResolvedExport(kind=kind, ending=BARE, heads={})
     name = target.head or _only_head(heads, target)
     if name:
@@ -180,7 +182,7 @@ def _only_head(heads: Mapping[str, HeadInfo], target: ExportOptions) -> str:
     if imported and (target.head_class or len(heads) == 1):
         return imported[0]
     if target.head_class:
-        raise UserError(f"head_class: {target.head_class}: give the head to write as it")
+        raise UserError(f"head_class: {target.head_class}: name the head to write as this class")
     return ""
 
 

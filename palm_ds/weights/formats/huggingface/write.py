@@ -30,7 +30,7 @@ from palm_ds.weights.formats.huggingface.families import (
 )
 from palm_ds.weights.formats.huggingface.model_card import Provenance, model_card
 from palm_ds.weights.formats.huggingface.plan import ExportPlan, plan
-from palm_ds.weights.formats.huggingface.read import CONFIG, open_contents, recognises
+from palm_ds.weights.formats.huggingface.read import CONFIG, open_contents, recognizes
 from palm_ds.weights.formats.huggingface.run import in_transformers
 from palm_ds.weights.formats.huggingface.sentence_transformers import (
     MODULES,
@@ -133,7 +133,7 @@ def _words_of_vectors(contents: CheckpointContents) -> str:
 FORMAT = Format(
     name="huggingface",
     looks_for="Hugging Face: config.json with model.safetensors or pytorch_model.bin",
-    recognises=recognises,
+    recognizes=recognizes,
     open=open_contents,
     export=_export,
     run=in_transformers,

@@ -89,7 +89,7 @@ def read_description(folder: Path) -> OnnxDescription:
         raise UserError(f"{folder}: has no {DESCRIPTION}; palm-ds convert --to onnx writes it")
     values = read_json(path)
     if (version := values.pop("format", None)) != _VERSION:
-        raise UserError(f"{path}: format {version!r}; this version reads {_VERSION}")
+        raise UserError(f"{path}: has format {version!r}; this version reads format {_VERSION}")
     known = {
         name: value
         for name, value in values.items()

@@ -86,7 +86,7 @@ def plan_graph(
     }
     if len(rows) == 1 < config.task_types:
         skipped["backbone.task.weight"] = (
-            f"its rows other than {min(rows)}, of {config.task_types}: texts get that one"
+            f"its rows other than {min(rows)}, of {config.task_types}: all texts get that row"
         )
     described = {
         name: _described(name, head, several=several, task_id=ids[name])
@@ -129,7 +129,7 @@ def _chosen(contents: CheckpointContents, names: Sequence[str]) -> dict[str, Hea
             raise UserError(f"{contents.path}: head: no {name!r}{known}")
         if heads[name].outputs.images:
             raise UserError(
-                f"{contents.path}: head {name!r} reads images, and graphs read texts alone; "
+                f"{contents.path}: head {name!r} reads images, but graphs read only texts; "
                 "predict, palm.load and serve read both"
             )
     heads = {name: head for name, head in heads.items() if not head.outputs.images}

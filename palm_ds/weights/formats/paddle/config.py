@@ -137,12 +137,12 @@ def _find_config(folder: Path) -> Path:
         files = sorted({file for pattern in _NAMED_CONFIGS for file in place.glob(pattern)})
         if len(files) > 1:
             names = ", ".join(path.name for path in files)
-            raise UserError(f"{place}: several configs ({names}); give config=")
+            raise UserError(f"{place}: has several configs ({names}); give one with --config")
         if files:
             return files[0]
     raise UserError(
         f"{folder}: found none of {', '.join((*CONFIGS, *_NAMED_CONFIGS))} here or in the parent "
-        "folder, which is needed for the number of attention heads; give config="
+        "folder, which is needed for the number of attention heads; give one with --config"
     )
 
 
@@ -154,7 +154,7 @@ def _flat(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_types(values: dict[str, Any]) -> dict[str, Any]:
-    """Without the sizes of token type embeddings that there are none of, as in UNIMO's configs."""
+    """Without the sizes of token type embeddings that do not exist, as in UNIMO's configs."""
     keys = ("type_vocab_size", "sent_type_vocab_size")
     return {key: value for key, value in values.items() if key not in keys or value != 0}
 
@@ -168,7 +168,9 @@ def find_vocabulary(folder: Path, rows: int) -> Path | None:
             continue
         vocabulary = path.parent if path.with_name("tokenizer_config.json").is_file() else path
         if (size := load_tokenizer(vocabulary).size) > rows:
-            raise UserError(f"{path}: {size} tokens, but the token embeddings have {rows} rows")
+            raise UserError(
+                f"{path}: has {size:,} tokens, but the token embeddings have {rows:,} rows"
+            )
         return vocabulary
     return None
 
@@ -186,7 +188,7 @@ def numbers(
     if lacking := [key for key in _REQUIRED if key not in values]:
         raise UserError(f"{about.path}: has no {lacking[0]}")
     if values.get("pool_act", "tanh") != "tanh":
-        raise UserError(f"{about.path}: pool_act: only tanh is supported")
+        raise UserError(f"{about.path}: pool_act: must be tanh here, got {values['pool_act']!r}")
     for key, right in _ERNIE_GEN.items():
         if (value := values.get(key)) is not None and value not in right:
             raise UserError(f"{about.path}: {key}: must be {right[0]!r} here, got {value!r}")

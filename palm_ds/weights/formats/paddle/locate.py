@@ -78,7 +78,7 @@ def check_alone(source: PaddleFiles, path: Path) -> None:
     if source.layout == "pickle" and path.is_dir() and source.path.name not in _USUAL_PICKLES:
         names = sorted(file.name for file in source.folder.glob("*.pdparams"))
         if len(names) > 1:
-            raise UserError(f"{path}: holds {', '.join(names[:4])}; give one of them")
+            raise UserError(f"{path}: has several files ({', '.join(names[:4])}); give one of them")
 
 
 def _of_file(path: Path) -> PaddleFiles | None:

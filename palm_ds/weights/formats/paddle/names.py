@@ -21,7 +21,7 @@ from palm_ds.model.encoder.positions import GRAM_BUCKETS
 from palm_ds.weights.formats.huggingface.architecture import CLASSIFIER, MASKED_WORDS, NEXT_SENTENCE
 
 REGIONS = "referring_expressions"
-"""What the head of a region's score is called here."""
+"""Our name of the head of a region's score."""
 _LINEAR = {
     *("dense", "query", "key", "value", "project", "expand", "contract", "out"),
     *("distance_map", "type_map", "feature", "location", "co_query", "co_key", "co_value"),

@@ -72,7 +72,7 @@ _OF_OPTIMIZER = re.compile(
 )
 
 
-def recognises(path: Path) -> bool:
+def recognizes(path: Path) -> bool:
     """Whether the path is a Paddle checkpoint: a file, or a folder that contains one."""
     return find(Path(path)) is not None
 
@@ -288,7 +288,10 @@ def _entry(pieces: list[TensorEntry], transposed: bool, source: PaddleFiles) -> 
     """One palm_ds tensor from one or three Paddle tensors."""
     shapes = [piece.shape for piece in pieces]
     if len(set(shapes)) > 1 or (transposed and len(shapes[0]) != 2) or not shapes[0]:
-        raise UserError(f"{source.path}: {pieces[0].source_names[0]} has shape {shapes[0]}")
+        names = " + ".join(piece.source_names[0] for piece in pieces)
+        found, wanted = " + ".join(map(str, shapes)), "a matrix" if transposed else "values"
+        each = ", each of the same shape" if len(pieces) > 1 else ""
+        raise UserError(f"{source.path}: {names}: expected {wanted}{each}, got shape {found}")
     shape = shapes[0][::-1] if transposed else shapes[0]
 
     def read() -> torch.Tensor:
@@ -398,7 +401,7 @@ def _drop_narrow_heads(
         parts = {_part(role): name for name, role in roles.items() if _head(role) == head}
         dense = stored.get(parts.get("dense.weight", ""))
         if dense is not None and len(set(dense.shape)) > 1:
-            why = f"its head makes vectors of {min(dense.shape)} values, others than the encoder's"
+            why = f"its head makes vectors of {min(dense.shape)} values, not of the encoder's size"
             skipped |= dict.fromkeys(parts.values(), why)
     for name in skipped:
         del roles[name]

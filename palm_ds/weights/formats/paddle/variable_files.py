@@ -258,16 +258,16 @@ def _whole(cursor: _Cursor) -> StoredVariable:
 
 def _record(cursor: _Cursor) -> StoredVariable:
     """Read a variable's header and skip its values."""
-    if version := cursor.number("<I", "its head"):
+    if version := cursor.number("<I", "its header"):
         raise cursor.error(f"not a Paddle variable: begins with version {version}, not 0")
-    levels = cursor.number("<Q", "its head")
+    levels = cursor.number("<Q", "its header")
     if levels > _MAX_LEVELS:
         raise cursor.error(f"not a Paddle variable: {levels} levels of sequence offsets")
     for _ in range(levels):
         cursor.span(cursor.number("<Q", "its sequence offsets"), "its sequence offsets")
-    if version := cursor.number("<I", "its head"):
+    if version := cursor.number("<I", "its header"):
         raise cursor.error(f"not a Paddle variable: its tensor has version {version}, not 0")
-    size = cursor.number("<i", "its head")
+    size = cursor.number("<i", "its header")
     if not 0 < size <= _MAX_DESCRIPTION_BYTES:
         raise cursor.error(f"not a Paddle variable: a description of {size} bytes")
     dtype, shape = _description(cursor, cursor.take(size, "its description"))

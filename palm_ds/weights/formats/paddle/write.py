@@ -44,7 +44,7 @@ from palm_ds.weights.formats.huggingface.target import ExportOptions
 from palm_ds.weights.formats.paddle import static
 from palm_ds.weights.formats.paddle.config import ERNIE_M
 from palm_ds.weights.formats.paddle.pdparams import NAME_TABLE
-from palm_ds.weights.formats.paddle.read import open_contents, recognises
+from palm_ds.weights.formats.paddle.read import open_contents, recognizes
 from palm_ds.weights.formats.tensor_files import TensorGroup, in_memory_entry, read_json
 
 WEIGHTS, CONFIG = "model_state.pdparams", "config.json"
@@ -100,7 +100,7 @@ def plan(
         raise UserError("head_class: PaddleNLP has no ForNextSentencePrediction")
     families = architecture_for(config).families
     if not any(family.paddle_tokenizer for family in families.values()):
-        raise UserError(f"PaddleNLP has no encoder like {config.kind}; --to huggingface has")
+        raise UserError(f"PaddleNLP has no {config.kind} encoder; use --to huggingface")
     if target.family and not FAMILIES[target.family].paddle_tokenizer:
         raise UserError(f"family: {target.family} is not written for PaddleNLP; use roberta")
     untied = () if config.tie_word_embeddings else _masked_lm_heads(heads)
@@ -167,7 +167,7 @@ def write(plan: ExportPlan, folder: Path, *, tokenizer: Tokenizer | None = None)
 
 
 def why_no_tokenizer(tokenizer: Tokenizer, family: str) -> str:
-    """Reason why PaddleNLP has no class for a tokenizer of this family; empty if it has."""
+    """The reason PaddleNLP has no class for a tokenizer of this family; empty if it has one."""
     if family == ERNIE_M and is_ernie_m_backend(tokenizer.backend):
         return ""
     if tokenizer.kind == "wordpiece" or is_roberta_bpe(tokenizer.backend):
@@ -389,7 +389,7 @@ def _export_static(contents: CheckpointContents, target: ExportOptions) -> Expor
 FORMAT = Format(
     name="paddle",
     looks_for="Paddle: *.pdparams, params/, or a combined file, with ernie_config.json or similar",
-    recognises=recognises,
+    recognizes=recognizes,
     open=open_contents,
     export=_export,
 )

@@ -48,7 +48,7 @@ _SPECIAL = {
 _OPTIMIZER = re.compile(r"(^|/)(adam_[mv]|AdamWeightDecayOptimizer(_1)?|LAMBOptimizer.*)$")
 
 
-def recognises(path: Path) -> bool:
+def recognizes(path: Path) -> bool:
     """Whether the path is a TensorFlow checkpoint, or a folder with one."""
     try:
         return any(is_index(file) for file in _found(Path(path)))
@@ -154,6 +154,6 @@ def _notes(entries: Mapping[str, TensorEntry], eps: float | None) -> tuple[str, 
 FORMAT = Format(
     name="tensorflow",
     looks_for="TensorFlow: *.ckpt.index with *.ckpt.data-*",
-    recognises=recognises,
+    recognizes=recognizes,
     open=open_contents,
 )

@@ -116,7 +116,7 @@ def _table(path: Path) -> Iterator[tuple[str, bytes]]:
     """{name: its entry}; also checks the header."""
     data = _whole(path)
     if len(data) < _FOOTER or int.from_bytes(data[-8:], "little") != _MAGIC:
-        raise UserError(f"{path}: not the index of a TensorFlow checkpoint, or cut short")
+        raise UserError(f"{path}: not the index of a TensorFlow checkpoint, or truncated")
     footer = data[-_FOOTER:]
     _, at = _handle(footer, 0, path)  # a block of names, always empty in checkpoints
     (start, size), _ = _handle(footer, at, path)

@@ -119,7 +119,7 @@ def _shares(part: dict[str, torch.Tensor], rank: int, world: int) -> torch.Tenso
 def test_every_stage_gives_the_fp32_weights(stage: int, world: int, tmp_path: Path) -> None:
     net = model()
     path = shards(tmp_path / "run", net, stage, world)
-    assert deepspeed.recognises(path) and deepspeed.recognises(path / "global_step3")
+    assert deepspeed.recognizes(path) and deepspeed.recognizes(path / "global_step3")
     contents = deepspeed.open_contents(path)
     state = net.state_dict()
     assert set(contents.entries) == set(state)
@@ -354,7 +354,7 @@ def test_latest_names_a_folder_next_to_it(tag: str, tmp_path: Path) -> None:
     path = shards(tmp_path / "run", model(), 1, 1)
     shutil.copytree(path / "global_step3", tmp_path / "elsewhere")
     (path / "latest").write_text(tag)
-    assert not deepspeed.recognises(path)
+    assert not deepspeed.recognizes(path)
     with pytest.raises(UserError, match="not DeepSpeed shards"):
         deepspeed.open_contents(path)
 
@@ -398,7 +398,7 @@ def test_only_stages_of_zero_are_looked_up(tmp_path: Path, zero_stages, name: ob
     path = shards(tmp_path / "run", model(), 1, 1)
     asked = GetAttr(zero_stages, name)
     edit(path, "optim", lambda x: x["optimizer_state_dict"].update(zero_stage=asked))
-    with pytest.raises(UserError, match="is no stage of ZeRO; refused") as error:
+    with pytest.raises(UserError, match="is not a ZeRO stage; refused") as error:
         deepspeed.open_contents(path)
     assert "\x1b" not in str(error.value)
 
@@ -408,5 +408,5 @@ def test_attributes_of_anything_else_are_refused(tmp_path: Path, owner: object) 
     path = shards(tmp_path / "run", model(), 1, 1)
     asked = GetAttr(owner, "weights")
     edit(path, "optim", lambda x: x["optimizer_state_dict"].update(zero_stage=asked))
-    with pytest.raises(UserError, match="asks for an attribute of something that is no enum"):
+    with pytest.raises(UserError, match="asks for an attribute of something not an enum"):
         deepspeed.open_contents(path)

@@ -27,7 +27,7 @@ from palm_ds.weights.formats import tensor_files
 from palm_ds.weights.formats.contents import CheckpointContents, TensorEntry
 from palm_ds.weights.formats.huggingface.architecture import CROSS_ENCODER, HEAD_CLASSES
 from palm_ds.weights.formats.huggingface.model_card import Provenance, model_card
-from palm_ds.weights.formats.huggingface.read import open_contents, recognises
+from palm_ds.weights.formats.huggingface.read import open_contents, recognizes
 from palm_ds.weights.formats.huggingface.write import ExportOptions, ExportPlan, plan, write
 from palm_ds.weights.formats.tensor_files import TensorGroup, open_tensors, write_safetensors
 from palm_ds.weights.weights_folder import export_hf
@@ -111,7 +111,7 @@ def test_round_trip_with_every_head(kind: str, ending: str, tmp_path: Path) -> N
     hf = make(kind, ending, **labels)
     folder = save_hf(hf, tmp_path / "reference")
     contents = open_contents(folder)
-    assert recognises(folder) and contents.skipped == {}
+    assert recognizes(folder) and contents.skipped == {}
     assert contents.format == f"Hugging Face {FAMILY[kind]}{ending}"
     tasks = inputs.get("task_type_ids")
     ours = outputs(build(contents), inputs["input_ids"], inputs["token_type_ids"], tasks)
@@ -224,7 +224,7 @@ def test_binaries_in_shards(tmp_path: Path) -> None:
     index = folder / "pytorch_model.bin.index.json"
     index.write_text(json.dumps({"weight_map": where}))
     contents = open_contents(folder, eps=1e-6)
-    assert contents.config.layer_norm_eps == 1e-6 and recognises(folder)
+    assert contents.config.layer_norm_eps == 1e-6 and recognizes(folder)
     write_out(contents, tmp_path / "out")
     again = saved(tmp_path / "out")
     assert again.keys() == state.keys() and all(torch.equal(again[x], state[x]) for x in state)
@@ -428,7 +428,7 @@ def test_the_class_fits_the_heads(target: dict, wanted: str, tmp_path: Path) -> 
         ({"head": "distance", "head_class": "ForTokenClassification"}, ["distance", "whole texts"]),
         ({"head": "distance", "head_class": "ForMultipleChoice"}, ["distance", "3 classes", "1"]),
         ({"head": "capital", "head_class": "ForQuestionAnswering"}, ["3 classes"]),
-        ({"head_class": "ForTokenClassification"}, ["head_class", "give the head"]),
+        ({"head_class": "ForTokenClassification"}, ["head_class", "name the head"]),
         ({"words": "other"}, ["words", "other", "masked_words"]),
         ({"family": "roberta", "head_class": "ForNextSentencePrediction"}, ["Hugging Face has no"]),
         ({"task_id": 5}, ["task_id", "5"]),
@@ -758,16 +758,16 @@ def test_broken_checkpoints_are_one_clear_line(what: str, tmp_path: Path) -> Non
     assert os.listdir(tmp_path) == ["hf"], "nothing half made"
 
 
-def test_paddles_folders_are_not_recognised(tmp_path: Path) -> None:
+def test_paddles_folders_are_not_recognized(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "ernie", "paddlenlp_version": null}')
-    assert not recognises(tmp_path)
+    assert not recognizes(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "ernie"}')
     paddle = {"ernie.encoder.layers.0.self_attn.q_proj.weight": torch.zeros(2, 2)}
     save_file(paddle, tmp_path / "model.safetensors")
-    assert not recognises(tmp_path)
+    assert not recognizes(tmp_path)
     save_file({"a": torch.zeros(2)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    assert recognises(tmp_path)  # and refused with a reason
+    assert recognizes(tmp_path)  # and refused with a reason
 
 
 # ---- files of tensors ----

@@ -19,7 +19,11 @@ from palm_ds.common.errors import UserError
 from palm_ds.text.tokenizer import SPECIALS, wordpiece
 from palm_ds.weights.convert.convert import ConversionOptions, convert
 from palm_ds.weights.convert.resize import ResizeOptions, resize_checkpoint
-from palm_ds.weights.formats.huggingface.sentence_transformers import FOLDER
+from palm_ds.weights.formats.huggingface.sentence_transformers import (
+    FOLDER,
+    SETTINGS,
+    read_modules,
+)
 from tests.weights.formats.hf_models import WIDTH, WORDS, make
 from tests.weights.formats.hf_models import save as save_hf
 
@@ -212,10 +216,10 @@ def other_code(folder: Path) -> None:
 
 
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
-    "code of others": (other_code, "its module my_code.Dense is not known"),
+    "code of others": (other_code, "its module my_code.Dense is not supported"),
     "a module that is not known": (
         lambda f: dump(f / "modules.json", modules("Transformer", "LSTM")),
-        "its module LSTM is not known",
+        "its module LSTM is not supported",
     ),
     "no encoder": (
         lambda f: dump(f / "modules.json", modules("WordEmbeddings")),
@@ -279,7 +283,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a Dense without the bias of its weights": (
         lambda f: dump(f / "2_Dense/config.json", {**SIZES, "bias": False}),
-        "2_Dense: its config.json has no linear.bias",
+        "2_Dense: linear.bias does not fit its config.json",
     ),
     "a Dense without the residual of its settings": (
         lambda f: dump(f / "2_Dense/config.json", {**SIZES, "use_residual": True}),
@@ -315,6 +319,11 @@ def test_weights_of_a_module_that_are_broken(source: Path, tmp_path: Path) -> No
     with pytest.raises(UserError, match="2_Dense/model.safetensors: cannot be read"):
         convert(source, tmp_path / "out", "huggingface")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_default_prompt_that_is_not_a_name_is_none(tmp_path: Path) -> None:
+    dump(tmp_path / SETTINGS, {"prompts": {"query": "q: "}, "default_prompt_name": ["query"]})
+    assert read_modules({SETTINGS: tmp_path / SETTINGS}).prompt == ""
 
 
 def test_the_folder_above_is_of_another_model(source: Path, tmp_path: Path) -> None:

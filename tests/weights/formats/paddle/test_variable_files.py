@@ -102,8 +102,8 @@ def test_several_in_one_file(tmp_path: Path) -> None:
 
 
 BROKEN: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "ends inside its head: expected 4 bytes, got 0"),
-    "cut in the head": (GOOD[:9], "ends inside its head"),
+    "empty": (b"", "ends inside its header: expected 4 bytes, got 0"),
+    "cut in the head": (GOOD[:9], "ends inside its header"),
     "cut in the description": (GOOD[:22], "ends inside its description"),
     "cut in the values": (GOOD[:-1], r"ends inside the values of its shape \(3, 4\)"),
     "too long": (GOOD + b"\0", r"1 bytes more than its shape \(3, 4\) needs"),

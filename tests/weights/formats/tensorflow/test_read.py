@@ -16,7 +16,7 @@ from palm_ds.weights.formats.contents import OPTIMIZER, CheckpointContents
 from palm_ds.weights.formats.huggingface.plan import plan
 from palm_ds.weights.formats.huggingface.target import ExportOptions
 from palm_ds.weights.formats.huggingface.write import write
-from palm_ds.weights.formats.tensorflow.read import open_contents, recognises
+from palm_ds.weights.formats.tensorflow.read import open_contents, recognizes
 from palm_ds.weights.formats.tensorflow.tensor_bundle import crc32c, masked_crc, open_bundle
 from tests.weights.formats.hf_models import build, inputs_of, outputs, run
 from tests.weights.formats.huggingface.test_read import compare_with_recorded
@@ -52,7 +52,7 @@ def test_a_checkpoint_gives_the_outputs_of_the_original_model(
 ) -> None:
     hf, _ = checkpoint(tmp_path / "bert", **options)
     for path in ("bert", "bert/bert_model.ckpt", "bert/bert_model.ckpt.index"):
-        assert recognises(tmp_path / path)
+        assert recognizes(tmp_path / path)
         contents = open_contents(tmp_path / path)
     assert contents.skipped == {
         "bert/pooler/dense/kernel/adam_m": OPTIMIZER,

@@ -1,1 +1,1 @@
-"""How Hugging Face's programs have our encoders: a file for each architecture."""
+"""Our encoders as Hugging Face's programs have them, one file per architecture."""

@@ -1,7 +1,7 @@
 """ALBERT, whose layers share their weights: a file has each group of layers once.
 
 The pretraining class has a head for the order of two sentences, whose class 0 is the original
-order. Ours is turned round, as the task `sentence_order` counts.
+order. Ours is reversed, as in the task `sentence_order`.
 """
 
 from __future__ import annotations

@@ -74,6 +74,8 @@ _CLASS_DEFAULTS = {
 }
 _SIZE = whole(-1, 1_048_576)
 _CHECKS = {
+    "hidden_size": whole(1, 65_536),
+    "num_attention_heads": whole(1, 1_024),
     "position_buckets": _SIZE,
     "max_relative_positions": _SIZE,
     "conv_kernel_size": _SIZE,
@@ -208,8 +210,7 @@ _DEFAULTS = asdict(DebertaV2Options())
 
 def _check(values: Mapping[str, Any], where: str) -> None:
     """Raises UserError for what our encoder does not compute."""
-    heads = values["num_attention_heads"]
-    size = values["hidden_size"] // max(heads, 1) if isinstance(heads, int) else 0
+    size = values["hidden_size"] // values["num_attention_heads"]
     only = {
         **_ONLY,
         "embedding_size": values["hidden_size"],

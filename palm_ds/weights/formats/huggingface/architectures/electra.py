@@ -45,7 +45,7 @@ _SUMMARY: dict[str, tuple[Any, ...]] = {
     "summary_use_proj": (True,),
     "summary_activation": ("gelu",),
 }
-"""What the class for choices computes here before its classifier; no other class reads it."""
+"""The class for choices computes this before its classifier; no other class reads it."""
 _CLASS_DEFAULTS = {
     "vocab_size": 30_522,
     "embedding_size": 128,

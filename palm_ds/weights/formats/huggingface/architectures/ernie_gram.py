@@ -91,8 +91,8 @@ class ErnieGramArchitecture(Architecture):
         return (
             "PaddleNLP's ErnieGram adds token types and never relative positions, but this encoder "
             f"has relative_positions {options.relative_positions} and token_types "
-            f"{options.token_types}: its outputs would be others there; --to palm_ds keeps what it "
-            "computes, --family ernie_gram writes the tables nevertheless"
+            f"{options.token_types}: its outputs would differ there; --to palm_ds keeps them, "
+            "--family ernie_gram writes the tables anyway"
         )
 
     def check_family(self, kind: str, config: EncoderConfig) -> str:

@@ -152,7 +152,7 @@ class GteArchitecture(Architecture):
 
     def check_family(self, kind: str, config: EncoderConfig) -> str:
         if kind == "new":
-            return "family: new is read, and written as gte, which transformers opens"
+            return "family: new can only be read; write gte, which transformers opens"
         return super().check_family(kind, config)
 
     def family_of(self, config: EncoderConfig) -> str:

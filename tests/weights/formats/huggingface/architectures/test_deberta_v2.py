@@ -34,7 +34,7 @@ NASTY = [
     "Don't @x.y 3.14",
 ]
 COMPATIBLE = "ﬁ ① ＡＢ"
-"""What SentencePiece's own normalisation makes other characters of."""
+"""What SentencePiece's own normalization makes other characters of."""
 REAL = {**NARROW, "position_buckets": 256, "max_relative_positions": -1}
 
 
@@ -247,6 +247,8 @@ def test_what_shapes_do_not_show_is_noticed(tmp_path: Path, what: str) -> None:
         ({"norm_rel_ebd": "group"}, "norm_rel_ebd: must be layer_norm or none"),
         ({"position_buckets": "256"}, "position_buckets: expected a whole number"),
         ({"embedding_size": 20}, "embedding_size: must be 48 here, got 20"),
+        ({"hidden_size": None}, "hidden_size: expected a whole number from 1 to 65,536, got null"),
+        ({"num_attention_heads": "4"}, "num_attention_heads: expected a whole number"),
         ({"conv_kernel_size": 3}, 'config.json: .*convolution_activation: no "tanh"'),
     ],
 )
@@ -278,7 +280,7 @@ ENDS = ("PAD", "CLS", "SEP", "UNK")
 
 
 def test_its_tokenizer_has_the_ids_of_transformers_and_of_sentencepiece(tmp_path: Path) -> None:
-    """Alone, `spm.model` is read with its own normalisation, which transformers 5 leaves out; a
+    """Alone, `spm.model` is read with its own normalization, which transformers 5 leaves out; a
     tokenizer.json is read as it is."""
     import sentencepiece
 

@@ -60,7 +60,7 @@ def test_a_folder_of_the_hub_is_scaled_by_ntk_and_goes_back_as_gte(tmp_path: Pat
     assert about["rope_parameters"] == pytest.approx(SCALED)
     written = load_file(tmp_path / "out/model.safetensors")
     assert written.keys() == its.keys() and all(torch.equal(written[x], its[x]) for x in its)
-    with pytest.raises(UserError, match="family: new is read, and written as gte"):
+    with pytest.raises(UserError, match="family: new can only be read; write gte"):
         convert(folder, tmp_path / "new", "huggingface", ConversionOptions(family="new"))
     (folder / "config.json").write_text(
         json.dumps(json.loads((folder / "config.json").read_text()) | {"pack_qkv": False})
