@@ -102,7 +102,7 @@ def _load_yaml(text: str) -> Any:
         raise yaml.YAMLError("nested too deeply") from None
 
 
-_MERGE = "tag:yaml.org,2002:merge"
+_INT, _MERGE = "tag:yaml.org,2002:int", "tag:yaml.org,2002:merge"
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -114,6 +114,8 @@ class _StrictLoader(yaml.SafeLoader):
         if digits.lstrip("+-").isdecimal():
             return int(digits)
         return node.value if ":" in digits else self.construct_yaml_int(node)
+
+    yaml_constructors = {**yaml.SafeLoader.yaml_constructors, _INT: construct_number}
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
@@ -141,9 +143,6 @@ class _StrictLoader(yaml.SafeLoader):
                 )
             seen.add(key if isinstance(key, str) else None)
         return super().construct_mapping(node, deep)
-
-
-_StrictLoader.add_constructor("tag:yaml.org,2002:int", _StrictLoader.construct_number)
 
 
 # ---- overrides ----
