@@ -63,7 +63,7 @@ def _annotate_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         required=True,
         metavar="NAME",
-        help="annotation to add: capital, heading or [name=]module:function; repeatable",
+        help="annotation: capital, heading or [name=]module:function; repeatable",
     )
     add("--workers", type=int, default=1, metavar="N", help="processes on this machine (1)")
     add("--mpi", action="store_true", help="use the processes of mpirun, on any machines")

@@ -109,7 +109,7 @@ def _add_text(group: argparse._ArgumentGroup) -> None:
         dest="annotations",
         default=[],
         metavar="NAME",
-        help="annotation to add: capital, heading or [name=]module:function; repeatable",
+        help="annotation: capital, heading or [name=]module:function; repeatable",
     )
 
 

@@ -95,8 +95,7 @@ class TextOptions(Settings, option="--"):
     """Settings for turning text into tokens and annotations."""
 
     language: Annotated[str, one_of(LANGUAGES)] = "mixed"
-    """Language of the text: en, zh, mixed (both), de, es, fr, it, ja, nl, pt, ru or other. It
-    chooses the rules for sentences, words, phrases and names."""
+    """Language: en, zh, mixed, de, es, fr, it, ja, nl, pt, ru or other."""
     lower: bool = False
     """Lower-case the text; the annotation `capital` keeps the capitals. Of use before a tokenizer
     that keeps them."""

@@ -123,7 +123,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "small vocabulary": (words(*OUT, "--train", "wordpiece", "--vocab_size", "9"), "at least 100"),
     "unknown kind": (words(*OUT, "--train", "bpe"), "invalid choice: 'bpe'"),
     "unknown option": (words(*OUT, *TRAIN, "--lowercase"), "--lowercase"),
-    "language": (words(*OUT, *TRAIN, "--language", "de"), "invalid choice: 'de'"),
+    "language": (words(*OUT, *TRAIN, "--language", "xx"), "invalid choice: 'xx'"),
     "workers": (words(*OUT, *TRAIN, "--workers", "0"), "--workers: expected a number above 0"),
     "no number": (words(*OUT, *TRAIN, "--workers", "many"), "invalid int value: 'many'"),
     "a vast vocabulary": (words(*OUT, "--train", "wordpiece", "--vocab_size", "9" * 11), "at most"),

@@ -23,6 +23,7 @@ from tokenizers import processors
 from palm_ds.cli.convert import COMMAND
 from palm_ds.common.errors import UserError
 from palm_ds.inference.embedder import EmbeddingSettings
+from palm_ds.inference.fill_mask import Filler
 from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import build_encoder
@@ -203,12 +204,18 @@ def test_multiple_choice(run: Path, exported: dict[str, Path]) -> None:
         assert scores.softmax(-1)[0].tolist() == pytest.approx(mine["probs"], **CLOSE)
 
 
+def without_special_tokens(found: list[dict[str, Any]], filler: Filler) -> list[dict[str, Any]]:
+    """transformers proposes them, too."""
+    return [each for each in found if each["token"] in filler.tokenizer.vocabulary.regular]
+
+
 def test_fill_mask_up_to_the_longest_text(run: Path, exported: dict[str, Path]) -> None:
     filler = TrainedModel.open(run).filler("words")
     fill = pipeline("fill-mask", exported["words"])
     for text in ("so [MASK] .", "so " * 61 + "[MASK]"):
         (hidden,) = filler.fill(text, top=5).hidden
-        found = [(each["token"], each["score"]) for each in fill(text, top_k=5)]
+        found = without_special_tokens(fill(text, top_k=20), filler)
+        found = [(each["token"], each["score"]) for each in found[:5]]
         assert [token for token, _ in found] == [token for token, _ in hidden.guesses]
         wanted = [share for _, share in hidden.guesses]
         assert [share for _, share in found] == pytest.approx(wanted, **CLOSE)
@@ -323,7 +330,7 @@ def test_vllm_reads_the_encoder_of_a_masked_lm(run: Path, tmp_path: Path) -> Non
     )
     for name, parameter in one.named_parameters():
         assert torch.equal(parameter, other.get_parameter(name)), name
-    with pytest.raises(UserError, match="head_class: Model is the encoder alone"):
+    with pytest.raises(UserError, match="head_class: Model is the encoder without a head"):
         convert(
             run,
             tmp_path / "no",
@@ -482,6 +489,7 @@ def test_the_recipe_chooses_the_family(family: str, tmp_path: Path) -> None:
     config = transformers.AutoConfig.from_pretrained(tmp_path / "hf")
     assert (config.model_type, small_tokenizer().size) == (family, config.vocab_size)
     (hidden,) = filler.fill("so [MASK] .", top=5).hidden
-    found = pipeline("fill-mask", tmp_path / "hf")("so [MASK] .", top_k=5)
+    found = pipeline("fill-mask", tmp_path / "hf")("so [MASK] .", top_k=20)
     wanted = [share for _, share in hidden.guesses]
-    assert [each["score"] for each in found] == pytest.approx(wanted, **CLOSE)
+    scores = [each["score"] for each in without_special_tokens(found, filler)[:5]]
+    assert scores == pytest.approx(wanted, **CLOSE)

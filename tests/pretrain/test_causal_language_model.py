@@ -197,7 +197,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_folder_says_where_its_head_predicts(trained: Path) -> None:
     assert json.loads((trained / "hf/config.json").read_text())["palm_ds_reading"] == "shifted"
     card = (trained / "hf/README.md").read_text()
-    assert "for the next token" in card and "fill-mask" not in card
+    assert "predicts the next token" in card and "fill-mask" not in card
     opened = TrainedModel.open(trained / "weights")
     assert opened.filler().reading == "shifted" and opened.filler(CLM).reading == "causal"
     assert TrainedModel.open(trained / "hf").filler().reading == "shifted"

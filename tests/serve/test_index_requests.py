@@ -150,7 +150,7 @@ def test_the_client_adds_searches_and_deletes(server: Local) -> None:
         ("POST", "/index", {"texts": [{"text": "x"}] * 257}, 413, "texts: 257 texts; at most 256"),
         (
             *("POST", "/index", {"texts": [{"text": "x", "metadata": {"a": 1 << 63}}]}, 422),
-            "texts[0]: metadata.a: 9.223e+18: an integer of more than 64 bits",
+            "texts[0]: metadata.a: an integer of more than 64 bits",
         ),
         (
             *("POST", "/index", {"texts": [{"text": "x", "metadata": {"a": "x" * 100_001}}]}, 413),

@@ -232,7 +232,7 @@ def test_unigrams_of_the_targets_are_the_baseline(tmp_path: Path) -> None:
 def test_its_head_is_one_for_masked_words(tmp_path: Path) -> None:
     assert isinstance(model_of(task_of()).heads["titles"], GenerationHead)
     other = replace(task_of(), name="other", smoothing=0.0)
-    with pytest.raises(UserError, match="another `smoothing`"):
+    with pytest.raises(UserError, match="`smoothing` and `word_weight` must be those of the task"):
         task_of(smoothing=0.1).with_head_of(other)
 
 

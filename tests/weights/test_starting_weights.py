@@ -91,21 +91,25 @@ def test_a_bag_of_words_takes_the_words(large) -> None:
     report = load_weights(open_model(folder), small, layers=[])
     assert report.loaded == ("backbone.word.weight",)
     assert torch.equal(small.backbone.word.weight, source["backbone.word.weight"])
-    with pytest.raises(UserError, match="is not a bag_of_words; `init_layers: ..` takes its word"):
+    with pytest.raises(UserError, match="is bert, but this model is bag_of_words; `init_layers: "):
         load_weights(open_model(folder), small)
     with pytest.raises(UserError, match="a transformer's layers do not fit bag_of_words"):
         load_weights(open_model(folder), small, layers=[1])
     narrow = model(word_config("bag_of_words", vocab_size=32), seed=2)
     assert load_weights(open_model(folder), narrow, layers=[]).loaded
     wide = model(word_config("cnn", vocab_size=32, embedding_size=8))
-    with pytest.raises(UserError, match=r"are \(32, 16\), here \(32, 8\); backbone.options.embed"):
+    with pytest.raises(UserError, match=r"\(32, 16\), those of this encoder \(32, 8\); backbone"):
         load_weights(open_model(folder), wide, layers=[])
 
 
 @pytest.mark.parametrize(
     ("change", "layers", "expected"),
     [
-        ({"hidden_size": 8}, [0, 1], "has hidden_size 16, this encoder 8; weights are taken as"),
+        (
+            {"hidden_size": 8},
+            [0, 1],
+            "has hidden_size 16, this encoder has 8; weights are",
+        ),
         ({}, [0, 5], "no layer 5; .* has layers 0 to 4"),
         ({}, [0, -1], "no layer -1"),
         ({}, [0], "1 layers, but backbone.num_layers is 2; give one for each, or none"),

@@ -181,7 +181,7 @@ def test_a_data_frame_without_the_columns() -> None:
     rows = listed(pd.DataFrame({"body": ["a"], "score": [1]}))
     with pytest.raises(UserError, match=r"^train: no known column among `body`, `score`; assign"):
         open_rows(rows, TableSettings(), "train")
-    with pytest.raises(UserError, match=r"^train: no rows$"):
+    with pytest.raises(UserError, match=r"^train: is empty; give at least one row$"):
         open_rows(listed(pd.DataFrame({"text": []})), TableSettings(), "train")
 
 

@@ -288,7 +288,7 @@ def test_the_order_of_mixed_steps_has_exact_counts_and_depends_on_the_seed():
         ({"joint": ["a"], "steps": -1}, "expected a whole number"),
         ({"joint": ["a"], "steps": 2.5}, "got 2.5"),
         ({"joint": ["a"], "steps": 0}, "no task group has any steps"),
-        ({"joint": ["a"], "steps": 3, "mix": "row"}, "none of batch, step, turns"),
+        ({"joint": ["a"], "steps": 3, "mix": "row"}, "expected one of batch, step, turns"),
         ([{"a + a": 3}], "names a task twice"),
         ([{"a": "many"}], "stages.0.a"),
         (["a"], "expected `task group: steps`"),

@@ -613,7 +613,7 @@ MISTAKES: dict[str, tuple[Breaks, str, dict[str, Any], str]] = {
     "too large for half": (too_large, "huggingface", {"dtype": "fp16"}, "too large"),
     "another tokenizer": (other_tokenizer, "palm_ds", {}, "it belongs to another model"),
     "no vocabulary": (no_vocabulary, "huggingface", {}, "contains no tokenizer.json"),
-    "no such format": (strange, "onnx", {}, 'to: no "onnx"; known: huggingface'),
+    "no such format": (strange, "onnx", {}, 'to: no format "onnx"; known: huggingface'),
     "no such family": (strange, "huggingface", {"family": "gpt"}, 'family: no "gpt"'),
     "no such head": (strange, "huggingface", {"head": "tag"}, 'did you mean "tags"'),
     "no such task": (strange, "huggingface", {"task": "ordr"}, 'did you mean "order"'),

@@ -231,7 +231,7 @@ def test_a_wrong_graph_is_refused(converted, tmp_path, monkeypatch) -> None:
         onnx.save(graph, path)
 
     monkeypatch.setattr(write, "write_fp32", wrong)
-    with pytest.raises(UserError, match=rf"model.onnx gives .*single \({CONFIG.max_length} tokens"):
+    with pytest.raises(UserError, match=rf"model.onnx differ.*single \({CONFIG.max_length} to"):
         _again(converted, tmp_path / "out")
     assert not any(tmp_path.iterdir())
 
@@ -395,9 +395,12 @@ def test_a_custom_encoder_whose_graph_is_wrong_is_refused(tmp_path: Path) -> Non
 
 REFUSED = {
     "an unknown head": (dict(heads=("kinds",)), r'head: no \'kinds\'; did you mean "kind"'),
-    "an unknown precision": (dict(precisions=("int4",)), r'precision: .int4.; did you mean "int8"'),
+    "an unknown precision": (
+        dict(precisions=("int4",)),
+        r'precision: no .int4.; did you mean "int8"',
+    ),
     "an old opset": (dict(opset=11), "opset: 11; expected 18 to 23"),
-    "an unknown task": (dict(task="kinds"), "task: no 'kinds'"),
+    "an unknown task": (dict(task="kinds"), "task: no task 'kinds'"),
     "no texts": (dict(texts=()), "texts: empty"),
     "strict": (dict(heads=("kind",), strict=True), "strict: heads.* would be skipped"),
 }

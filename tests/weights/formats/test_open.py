@@ -245,7 +245,7 @@ PAGE = b"\n<!DOCTYPE html><p>x"
 UNKNOWN = "not a checkpoint of a known format"
 NO_JSON = "CONFIG: cannot be read as JSON"
 FORMAT = "cut short|not a Paddle variable"  # of files that may hold anything
-SHAPE, NOT_FINITE = r"NAME.* has shape", "weight: has values that are not finite"
+SHAPE, NOT_FINITE = r"NAME.* (?:has|got) shape", "weight: has values that are not finite"
 # What is done to a good checkpoint, and the message: its WEIGHTS and CONFIG, the NAME of a tensor.
 MALFORMED: dict[str, tuple[Spoils, str]] = {
     "no words": (without("words"), f"it has no NAME|no .*word_emb|no token embed|{UNKNOWN}"),
@@ -254,13 +254,13 @@ MALFORMED: dict[str, tuple[Spoils, str]] = {
     "no bias": (without("bias"), "incomplete, it has no (NAME|backbone.layers.0.contract.bias) "),
     "no tensors": (
         lambda found: found.change(dict.clear),
-        f"in 0 tensors|no .*word_embeddings|among 0 tensors|{UNKNOWN}",
+        f"only 0 tensors|no .*word_embeddings|among 0 tensors|{UNKNOWN}",
     ),
     "another shape": (
         replaced("matrix", lambda x: x.new_zeros(len(x) + 1, x.shape[1])),
-        rf"{SHAPE} \((49, 16|48, 17|9, 8)\)",
+        rf"{SHAPE} .*\((49, 16|48, 17|17, 16|9, 8)\)",
     ),
-    "one dimension": (replaced("matrix", lambda x: x[0].clone()), rf"{SHAPE} \(\d+,\)"),
+    "one dimension": (replaced("matrix", lambda x: x[0].clone()), rf"{SHAPE} .*\(\d+,\)"),
     "a longer vector": (
         replaced("norm", lambda x: x.new_zeros(len(x) + 1)),
         rf"{SHAPE} \((9|17),\), but the configuration expects \((8|16),\)",

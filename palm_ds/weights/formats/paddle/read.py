@@ -289,7 +289,10 @@ def _entry(pieces: list[TensorEntry], transposed: bool, source: PaddleFiles) -> 
     shapes = [piece.shape for piece in pieces]
     if len(set(shapes)) > 1 or (transposed and len(shapes[0]) != 2) or not shapes[0]:
         names = " + ".join(piece.source_names[0] for piece in pieces)
-        found, wanted = " + ".join(map(str, shapes)), "a matrix" if transposed else "values"
+        found, wanted = (
+            " + ".join(map(str, shapes)),
+            "a matrix" if transposed else "at least one dimension",
+        )
         each = ", each of the same shape" if len(pieces) > 1 else ""
         raise UserError(f"{source.path}: {names}: expected {wanted}{each}, got shape {found}")
     shape = shapes[0][::-1] if transposed else shapes[0]

@@ -664,14 +664,17 @@ WRONG: dict[str, tuple[Any, str]] = {
             b"".join(b"%s\n" % x for x in b"[PAD] [CLS] [SEP] [MASK] [UNK]".split())
             + b"".join(b"w%d\n" % i for i in range(9)),
         ),
-        r"vocab\.txt: 14 tokens, but the token embeddings have 11 rows",
+        r"vocab\.txt: has 14 tokens, but the token embeddings have 11 rows",
     ),
     "a vocabulary with wrong ids": (
         with_file("vocab.txt", b"[PAD]\t0\n[CLS]\t2\n"),
         "id '2', expected 1",
     ),
     "a vocabulary that is none": (with_file("vocab.txt", b"\xff\xfe"), "not UTF-8 text"),
-    "two pickles": (two_pickles, r"holds a\.pdparams, b\.pdparams; give one of them"),
+    "two pickles": (
+        two_pickles,
+        r"several files \(a\.pdparams, b\.pdparams\); give one of them",
+    ),
     "a combined file that is cut": (only("__params__", variable(np.ones(3))[:-1]), "ends inside"),
     "a combined file of something": (
         only("__params__", variable(np.ones(3))),
