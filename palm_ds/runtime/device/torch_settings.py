@@ -77,8 +77,8 @@ def describe_slow_precision(precision: str, device: torch.device) -> str:
     if factor < _TOO_SLOW:
         return ""
     return (
-        f"{precision}: this CPU multiplies matrices {factor:.0f} times slower in it than in fp32 "
-        "(it lacks the instructions); use fp32"
+        f"{precision}: this CPU lacks the instructions and multiplies matrices {factor:.0f} times "
+        "slower than in fp32; use fp32"
     )
 
 
