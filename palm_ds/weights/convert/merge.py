@@ -102,9 +102,9 @@ class MergeOptions(Settings):
 
 
 def sources_of(paths: Sequence[Path], last: int = 0, best: int = 0) -> list[Path]:
-    """The checkpoints to merge, the oldest first: the paths, or, if there is one, the checkpoints
-    that this run has kept. `last`: only this many of the newest. `best`: only this many of those
-    that it evaluated, the best ones."""
+    """The checkpoints to merge, the oldest first: the paths, or those that a run has kept if its
+    folder is the only path. `last`: only this many of the newest. `best`: only this many of those
+    that the run evaluated as best."""
     for name, number in (("last", last), ("best", best)):
         if number < 0:
             raise UserError(f"{name}: expected a number of checkpoints, got {number}")
