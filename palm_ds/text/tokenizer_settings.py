@@ -415,12 +415,18 @@ def find_role(role: str, known: Mapping[str, int], origin: str, given: str = "")
 
 
 def bert_template(
-    roles: Mapping[str, str], known: Mapping[str, int]
+    roles: Mapping[str, str],
+    known: Mapping[str, int],
+    *,
+    separators: int = 1,
+    second_type: int = 1,
 ) -> processors.TemplateProcessing:
-    """BERT's special tokens around one text and two."""
+    """BERT's special tokens around one text and two; `separators`, `second_type`: those of
+    SpecialTokens."""
     cls, sep = roles["cls"], roles["sep"]
+    between = " ".join([sep] * separators)
     return processors.TemplateProcessing(
         single=f"{cls} $A {sep}",
-        pair=f"{cls} $A {sep} $B:1 {sep}:1",
+        pair=f"{cls} $A {between} $B:{second_type} {sep}:{second_type}",
         special_tokens=[(cls, known[cls]), (sep, known[sep])],
     )
