@@ -46,6 +46,7 @@ from palm_ds.model.pooling import SPLADE
 from palm_ds.model.prepare_to_predict import prepare_to_predict
 from palm_ds.runtime.deepspeed.ds_config import DSConfig
 from palm_ds.runtime.device.torch_settings import DTYPES, describe_slow_precision
+from palm_ds.text.exported_tokenizer import other_inputs
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.train.recipe.recipe import Recipe, make_recipe
 from palm_ds.train.setup.build import build_model
@@ -158,8 +159,10 @@ class TrainedModel(Settings):
     def text_tokenizer(self) -> Tokenizer:
         """The tokenizer for plain texts: if those of training were simplified or lower-cased before
         they were tokenized, it does so too. Raises UserError."""
-        given = self.given_tokenizer
-        return (None if given else read_tokenizer(self.contents)) or self.tokenizer
+        own = None if self.given_tokenizer else read_tokenizer(self.contents)
+        if own and (others := other_inputs(own)):
+            log.warning("%s: %s", self.path, others)
+        return own or self.tokenizer
 
     # ---- what it does ----
 

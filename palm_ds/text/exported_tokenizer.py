@@ -17,15 +17,16 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
-from tokenizers import Regex, normalizers
+from tokenizers import Encoding, Regex, normalizers, processors
 from tokenizers import Tokenizer as Backend
 
 from palm_ds.common.settings import Settings
 from palm_ds.text.chinese import find_simplifier
 from palm_ds.text.tokenizer import Tokenizer
-from palm_ds.text.tokenizer_settings import adds_special_tokens
+from palm_ds.text.tokenizer_settings import adds_special_tokens, bert_template
 
 _HAN = ((0x3400, 0x4DC0), (0x4E00, 0xA000), (0xF900, 0xFB00), (0x20000, 0x32400))
+_PROBE = "A 1, \u00e9\u4e00"
 _MARKS = 0xF0000  # private characters that stand for a converted one between the two rules
 
 
@@ -56,6 +57,31 @@ def only_here(tokenizer: Tokenizer) -> list[str]:
     return notes
 
 
+def other_inputs(tokenizer: Tokenizer) -> str:
+    """What the tokenizer makes of texts, if models are given something else here; else empty."""
+    cls, sep = tokenizer.roles["cls"], tokenizer.roles["sep"]
+    between = " ".join([sep] * tokenizer.vocabulary.separators)
+    here = f"{cls} A {sep}", f"{cls} A {between} B {sep}"
+    encode = tokenizer.backend.encode
+    made = _layout(encode(_PROBE)), _layout(encode(_PROBE, _PROBE))
+    if made == here or "A" not in made[0].split():  # it knows no character of that text
+        return ""
+    return (
+        f'the tokenizer makes "{made[0]}" of a text A and "{made[1]}" of two, but the model reads '
+        f'"{here[0]}" and "{here[1]}" here; its outputs are not those in other programs'
+    )
+
+
+def _layout(encoding: Encoding) -> str:
+    """The special tokens around A and B."""
+    parts: list[str] = []
+    for token, text in zip(encoding.tokens, encoding.sequence_ids, strict=True):
+        part = token if text is None else "AB"[text]
+        if text is None or parts[-1:] != [part]:
+            parts.append(part)
+    return " ".join(parts)
+
+
 def text_tokenizer(tokenizer: Tokenizer, preparation: TextPreparation) -> Tokenizer | None:
     """The tokenizer for texts that are not prepared yet; None if it is the given one."""
     made = preparation.applied_to(tokenizer)
@@ -66,7 +92,7 @@ def normalizing_tokenizer(
     tokenizer: Tokenizer, *, simplify: bool = False, lower: bool = False
 ) -> Tokenizer:
     """The tokenizer with these steps before its own, and with the special tokens that training puts
-    around texts if it adds none. Words are split from simplified texts: a segmenter does that."""
+    around texts. Words are split from simplified texts: a segmenter does that."""
     segmenter = tokenizer.segmenter
     if segmenter and simplify:
         segmenter, simplify = replace(segmenter, simplify=True), False
@@ -74,15 +100,25 @@ def normalizing_tokenizer(
         *(_simplifying_steps() if simplify else []),
         *(_lowering_steps() if lower and not tokenizer.lower else []),
     ]
-    if not steps and segmenter == tokenizer.segmenter and adds_special_tokens(tokenizer.backend):
+    others = other_inputs(tokenizer)
+    if not steps and segmenter == tokenizer.segmenter and not others:
         return tokenizer
     backend = _matching_after(steps, tokenizer.backend)
     own = [backend.normalizer] if backend.normalizer is not None else []
     if steps:
         backend.normalizer = normalizers.Sequence([*steps, *own])
-    if not adds_special_tokens(tokenizer.backend):
-        backend.post_processor = None  # Tokenizer adds BERT's
+    if others:
+        kept = [] if adds_special_tokens(backend) else [backend.post_processor]
+        backend.post_processor = processors.Sequence([*kept, _template(tokenizer)])
     return tokenizer.changed(backend, segmenter=segmenter)
+
+
+def _template(tokenizer: Tokenizer) -> processors.TemplateProcessing:
+    """The special tokens that training puts around texts."""
+    known, joined = tokenizer.backend.get_vocab(with_added_tokens=True), tokenizer.vocabulary
+    return bert_template(
+        tokenizer.roles, known, separators=joined.separators, second_type=joined.second_type
+    )
 
 
 def _matching_after(steps: Sequence[normalizers.Normalizer], backend: Backend) -> Backend:

@@ -64,7 +64,9 @@ _LOWER = ("bert", _MPNET)
 _LIKE_ROBERTA = (*_ROBERTA, "XLMRoberta", "Camembert")
 _PREFIXING = ("Albert", "XLMRoberta", "Camembert")
 """Those that mark no word at all with `add_prefix_space: false`, whatever tokenizer.json says."""
-_WITHOUT_TOKEN_TYPES = ("DistilBert", "MPNet", *_LIKE_ROBERTA)
+_BACKEND = "TokenizersBackend"
+"""What transformers 5 writes for PreTrainedTokenizerFast; unlike that, it gives no token types."""
+_WITHOUT_TOKEN_TYPES = ("DistilBert", "MPNet", _BACKEND, *_LIKE_ROBERTA)
 ROBERTA_ROLES = {"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"}
 """{role: token} of RoBERTa's classes."""
 _USUAL = {
@@ -72,9 +74,7 @@ _USUAL = {
     "roberta": ROBERTA_ROLES,
     _MPNET: {**ROBERTA_ROLES, "unk": "[UNK]"},
 }
-_ANY = (
-    *("", "ErnieTinyTokenizer", "ErnieMTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend"),
-)
+_ANY = ("", "ErnieTinyTokenizer", "ErnieMTokenizer", "PreTrainedTokenizerFast", _BACKEND)
 """Classes that take everything from tokenizer.json, or whose rules follow from the other files."""
 _KEPT_KEYS = (
     UNLISTED,
@@ -415,12 +415,18 @@ def find_role(role: str, known: Mapping[str, int], origin: str, given: str = "")
 
 
 def bert_template(
-    roles: Mapping[str, str], known: Mapping[str, int]
+    roles: Mapping[str, str],
+    known: Mapping[str, int],
+    *,
+    separators: int = 1,
+    second_type: int = 1,
 ) -> processors.TemplateProcessing:
-    """BERT's special tokens around one text and two."""
+    """BERT's special tokens around one text and two; `separators`, `second_type`: those of
+    SpecialTokens."""
     cls, sep = roles["cls"], roles["sep"]
+    between = " ".join([sep] * separators)
     return processors.TemplateProcessing(
         single=f"{cls} $A {sep}",
-        pair=f"{cls} $A {sep} $B:1 {sep}:1",
+        pair=f"{cls} $A {between} $B:{second_type} {sep}:{second_type}",
         special_tokens=[(cls, known[cls]), (sep, known[sep])],
     )

@@ -7,15 +7,23 @@ import pickle
 from pathlib import Path
 
 import pytest
-from tokenizers import processors
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
 from palm_ds.corpus.analyzer import DocumentAnalyzer
 from palm_ds.corpus.options import TextOptions
+from palm_ds.data.tasks.example import build_input
 from palm_ds.text.add_tokens import add_tokens
 from palm_ds.text.chinese import find_simplifier
-from palm_ds.text.exported_tokenizer import _words, normalizing_tokenizer, only_here
+from palm_ds.text.exported_tokenizer import (
+    _words,
+    normalizing_tokenizer,
+    only_here,
+    other_inputs,
+)
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer, wordpiece
+from palm_ds.text.tokens import TokenSpan
 from tests.helpers.ernie_tiny import write_release
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -103,12 +111,40 @@ def test_a_greek_word_in_capitals_is_lower_cased_as_in_corpora(tmp_path: Path) -
     assert theirs(text, add_special_tokens=False)["input_ids"] == wanted.tolist()
 
 
-def test_special_tokens_that_training_adds_are_added(tmp_path: Path) -> None:
-    tokenizer = wordpiece([*SPECIALS, "a", "b"], lower=False)
-    tokenizer.backend.post_processor = processors.ByteLevel()
-    normalizing_tokenizer(tokenizer, simplify=False, lower=False).save(tmp_path)
-    theirs = AutoTokenizer.from_pretrained(tmp_path)("a", "b")
-    assert theirs["input_ids"] == [2, 5, 3, 6, 3] and theirs["token_type_ids"] == [0, 0, 0, 1, 1]
+@pytest.mark.parametrize(
+    ("single", "pair"),
+    [
+        ("$A", "$A $B:1"),
+        ("$A [SEP]", "$A [SEP] $B [SEP]"),
+        ("[CLS] $A", "[CLS] $A $B:1"),
+        ("[CLS] $A [SEP]", "[CLS] $A [SEP] [CLS] $B [SEP]"),
+        ("[MASK] $A [SEP]", "[MASK] $A [SEP] $B:1 [SEP]:1"),
+    ],
+)
+def test_inputs_are_those_of_training(single: str, pair: str, tmp_path: Path) -> None:
+    tokenizer = wordpiece([*SPECIALS, "A", "1", "2"], lower=False)
+    numbered = [(token, number) for number, token in enumerate(SPECIALS)]
+    tokenizer.backend.post_processor = processors.TemplateProcessing(single, pair, numbered)
+    assert f'makes "{single.replace("$", "")}" of a text' in other_inputs(tokenizer)
+    pieces = [TokenSpan(0, ids) for ids, _ in tokenizer.encode_texts(["1", "2"])]
+    wanted = [build_input(pieces[:many], tokenizer.vocabulary) for many in (1, 2)]
+    exported = normalizing_tokenizer(tokenizer)
+    assert not other_inputs(exported)
+    exported.save(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    for right, found in zip(wanted, (theirs("1"), theirs("1", "2")), strict=True):
+        assert found["input_ids"] == right.input_ids.tolist()
+        assert found["token_type_ids"] == right.token_type_ids.tolist()
+
+
+def test_offsets_stay_without_the_space_in_front(tmp_path: Path) -> None:
+    backend = Backend(models.BPE({x: i for i, x in enumerate([*SPECIALS, "A", "Ġ"])}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.post_processor = processors.ByteLevel(trim_offsets=True)
+    normalizing_tokenizer(Tokenizer(backend)).save(tmp_path)
+    found = AutoTokenizer.from_pretrained(tmp_path)("A A", return_offsets_mapping=True)
+    assert found["input_ids"] == [2, 5, 6, 5, 3]
+    assert found["offset_mapping"][1:-1] == [(0, 1), (2, 2), (2, 3)]
 
 
 def test_words_are_converted_otherwise_than_their_characters() -> None:

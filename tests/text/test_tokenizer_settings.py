@@ -266,6 +266,16 @@ def test_limits_and_sides_are_kept(tmp_path: Path) -> None:
         assert "somebody" not in (tmp_path / name / "tokenizer_config.json").read_text()
 
 
+@pytest.mark.parametrize("name", ["BertTokenizer", "DistilBertTokenizer", "TokenizersBackend"])
+def test_token_types_of_pairs_are_those_of_the_class(name: str, tmp_path: Path) -> None:
+    source = folder_of(tmp_path / "source", {"tokenizer_class": name})
+    tokenizer_json(source, lower=True)
+    load_tokenizer(source).save(tmp_path / "saved")
+    for folder in (source, tmp_path / "saved"):
+        wanted = AutoTokenizer.from_pretrained(folder)("a", "b").get("token_type_ids", [0])
+        assert load_tokenizer(folder).vocabulary.second_type == max(wanted)
+
+
 def test_named_special_tokens_are_the_roles(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(folder_of(tmp_path, {**ROLES, **ENDS}))
     v = tokenizer.vocabulary

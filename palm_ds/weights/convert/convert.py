@@ -18,7 +18,7 @@ from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.files import parse_bytes
 from palm_ds.common.version import __version__
 from palm_ds.model.encoder.encoder import encoder_class
-from palm_ds.text.exported_tokenizer import only_here
+from palm_ds.text.exported_tokenizer import only_here, other_inputs
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.weights.convert import mapping_report, parity
 from palm_ds.weights.convert.mapping_report import ConversionReport
@@ -270,7 +270,12 @@ def notes_on(contents: CheckpointContents, tokenizer: Tokenizer | None, to: str)
         return ["the checkpoint has no tokenizer; give one to write it with the weights"]
     spare = contents.entries["backbone.word.weight"].shape[0] - tokenizer.size
     rows = [f"{spare:,} rows of the token embeddings have no token"] if spare else []
-    return [*rows, *(only_here(tokenizer) if to != "palm_ds" else ())]
+    others = other_inputs(tokenizer)
+    return [
+        *rows,
+        *([others] if others else []),
+        *(only_here(tokenizer) if to != "palm_ds" else ()),
+    ]
 
 
 # ---- parity ----

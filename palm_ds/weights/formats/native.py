@@ -155,6 +155,7 @@ def _from_weights(folder: Path) -> CheckpointContents:
         hashes={name: str(entry["sha256"]) for name, entry in info.files.items()},
         tokenizer=own if own.is_dir() else None,
         text_tokenizer=preparing if preparing.is_dir() else None,
+        preparation=TextPreparation(),  # the special tokens that training puts around texts
         extras=Extras(config=info.extra_config, files=_files_in(folder / MODULES_FOLDER)),
     )
     return checked(contents)

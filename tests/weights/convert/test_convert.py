@@ -15,15 +15,17 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file, save_file
+from tokenizers import processors
 from transformers import AutoConfig, AutoModelForTokenClassification, AutoTokenizer
 
 from palm_ds.common.errors import UserError
+from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.outputs import PROBLEM_TYPES, HeadOutputs
 from palm_ds.model.multi_task_model import Model
 from palm_ds.pretrain.next_sentence_prediction import NextSentencePrediction
-from palm_ds.text.tokenizer import load_tokenizer, wordpiece
+from palm_ds.text.tokenizer import SPECIALS, load_tokenizer, wordpiece
 from palm_ds.weights.convert import convert
 from palm_ds.weights.convert import mapping_report as account
 from palm_ds.weights.convert.convert import ConversionOptions
@@ -526,6 +528,26 @@ def test_words_that_other_programs_do_not_split_are_named(tmp_path: Path) -> Non
         done = convert.convert(tmp_path / "source", tmp_path / to, to)
         said = any("do not split texts into words first" in note for note in done.notes)
         assert said == (to == "huggingface")
+
+
+def test_inputs_other_than_here_are_named_and_exports_of_our_weights_have_ours(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = save_hf(make("bert", "Model"), tmp_path / "hf")
+    tokenizer = wordpiece([*SPECIALS, "a"], lower=True)
+    tokenizer.backend.post_processor = processors.ByteLevel()
+    tokenizer.save(source)
+    made = {"out": source, "weights": source, "again": tmp_path / "weights"}
+    for name, start in made.items():
+        to = "palm_ds" if name == "weights" else "huggingface"
+        done = convert.convert(start, tmp_path / name, to)
+        said = [note for note in done.notes if 'makes "A" of a text' in note]
+        assert bool(said) == (start == source)
+    for name, wanted in (("out", [5]), ("again", [2, 5, 3])):
+        assert AutoTokenizer.from_pretrained(tmp_path / name)("a")["input_ids"] == wanted
+    with caplog.at_level("WARNING", "palm_ds"):
+        _ = TrainedModel.open(source).text_tokenizer
+    assert 'makes "A" of a text' in caplog.text
 
 
 # ---- messages ----

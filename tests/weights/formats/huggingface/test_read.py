@@ -27,7 +27,7 @@ from palm_ds.weights.formats import tensor_files
 from palm_ds.weights.formats.contents import CheckpointContents, TensorEntry
 from palm_ds.weights.formats.huggingface.architecture import CROSS_ENCODER, HEAD_CLASSES
 from palm_ds.weights.formats.huggingface.model_card import Provenance, model_card
-from palm_ds.weights.formats.huggingface.read import open_contents, recognizes
+from palm_ds.weights.formats.huggingface.read import open_contents, read_config, recognizes
 from palm_ds.weights.formats.huggingface.write import ExportOptions, ExportPlan, plan, write
 from palm_ds.weights.formats.tensor_files import TensorGroup, open_tensors, write_safetensors
 from palm_ds.weights.weights_folder import export_hf
@@ -263,6 +263,13 @@ def test_the_names_of_classes_are_kept(tmp_path: Path) -> None:
     assert contents.heads["classifier"].outputs.labels == ("bad", "so so", "good")
     write_out(contents, tmp_path / "out")
     assert transformers.ErnieConfig.from_pretrained(tmp_path / "out").id2label == named
+
+
+@pytest.mark.parametrize("kind", ["bert", "modernbert", "eurobert"])
+def test_a_config_may_name_no_padding(kind: str, tmp_path: Path) -> None:
+    about = {"model_type": kind, "vocab_size": 64, "pad_token_id": None}
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    assert read_config(tmp_path)[1].pad == 0
 
 
 def test_an_unknown_problem_type_is_refused(tmp_path: Path) -> None:

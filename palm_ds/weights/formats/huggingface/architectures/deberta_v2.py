@@ -235,7 +235,7 @@ def _options(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     if not terms or not terms <= _TERMS.keys() or norm not in ("none", "layer_norm"):
         key = "pos_att_type" if norm in ("none", "layer_norm") else "norm_rel_ebd"
         right = "c2p, p2c or both" if key == "pos_att_type" else "layer_norm or none"
-        shown = printable(shorten(values[key]))
+        shown = printable(shorten(values.get(key)))
         raise UserError(f"{where}: {key}: must be {right}, got {shown}")
     longest = values.get("max_relative_positions", -1)
     convolution = max(values.get("conv_kernel_size", 0), 0)

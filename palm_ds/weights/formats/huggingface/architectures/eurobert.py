@@ -131,6 +131,8 @@ class EuroBertArchitecture(Architecture):
         if about.get("tie_word_embeddings") and named[0].endswith("ForMaskedLM"):
             raise UserError(f"{where}: tie_word_embeddings: must be false here, got true")
         own = {ours: about[key] for key, ours in _KEYS.items() if about.get(key) is not None}
+        if "pad_token_id" in about:
+            own.setdefault("pad", 0)  # of null: any token, since padding is not attended to
         values = {**EuroBert.defaults, **_CLASS_DEFAULTS, **own, "kind": self.kind}
         config = EncoderConfig.from_dict(values, where)
         size = config.hidden_size // config.num_heads

@@ -182,6 +182,8 @@ class ModernBertArchitecture(Architecture):
             if about.get(key, value) != value:
                 raise UserError(f"{where}: {key}: must be {value} here, got {about[key]!r}")
         own = {ours: about[key] for key, ours in _KEYS.items() if about.get(key) is not None}
+        if "pad_token_id" in about:
+            own.setdefault("pad", 0)  # of null: any token, since padding is not attended to
         head = about.get("classifier_activation", "gelu")
         if head != own.get("activation", "gelu"):
             own["head_activation"] = head

@@ -258,6 +258,15 @@ def test_another_model_is_refused(tmp_path: Path, values: dict[str, Any], messag
         load_encoder(open_contents(folder))
 
 
+def test_a_config_without_terms_is_refused(tmp_path: Path) -> None:
+    folder = DEBERTA.save(tmp_path)
+    about = json.loads((folder / "config.json").read_text())
+    del about["pos_att_type"]
+    (folder / "config.json").write_text(json.dumps(about))
+    with pytest.raises(UserError, match="pos_att_type: must be c2p, p2c or both, got null"):
+        open_contents(folder)
+
+
 def spm_model() -> bytes:
     """A model with the first tokens of Microsoft's."""
     import sentencepiece
