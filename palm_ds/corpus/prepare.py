@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -68,10 +68,12 @@ _SHARDS, _SMALLEST, _LARGEST = 256, 4 * _MB, 384 * _MB
 """The input becomes 256 shards, none smaller than 4 and none larger than 384 MiB of input (some 90
 million tokens of English, 130 million of Chinese)."""
 _UNSPACED = (
-    "note: there is text in a script without spaces between words (Thai, Lao, Khmer or Burmese), "
-    "of which each token counts as a word; SentencePiece learns tokens that come close to words, "
-    "and WordPiece takes more than 100 letters without a space for an unknown word"
+    "note: %.0f %% of the characters are in a script without spaces between words (Thai, Lao, "
+    "Khmer or Burmese), of which each token counts as a word; SentencePiece learns tokens that "
+    "come close to words, and WordPiece takes more than 100 letters without a space for an "
+    "unknown word"
 )
+_NOTED = 0.01  # the share of them from which the note is printed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,8 +332,7 @@ def _make(
     parts = [part for part, _ in loaded]
     if not any(part.shard.documents for part in parts):
         raise _nothing(partial, job)
-    if any(state.get("unspaced") for _, state in loaded):
-        log.info(_UNSPACED)
+    _note_unspaced([state for _, state in loaded])
     annotations = [find_annotation(name)[0] for name in job.annotations]
     return finish_corpus(
         partial,
@@ -344,6 +345,16 @@ def _make(
         options=json.loads(json.dumps({**job.options(), **options_found})),
         inputs=job.input_entries(),
     )
+
+
+def _note_unspaced(states: Sequence[Mapping[str, Any]]) -> None:
+    """Says what counts as a word in scripts without spaces, if the texts have more than a trace."""
+    characters, unspaced = (
+        sum(state.get(name, 0) for state in states)
+        for name in ("characters", "unspaced_characters")
+    )
+    if unspaced >= max(1, _NOTED * characters):
+        log.info(_UNSPACED, 100 * unspaced / max(1, characters))
 
 
 def _tokenizer(partial: Path, job: PreparationJob, options: PrepareOptions) -> Tokenizer:
