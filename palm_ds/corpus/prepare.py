@@ -56,7 +56,7 @@ from palm_ds.corpus.work_dir import (
     save_job,
 )
 from palm_ds.corpus.worker import WorkUnitReader, write_shard
-from palm_ds.corpus.writer import finish_corpus, smallest_unsigned
+from palm_ds.corpus.writer import ShardSummary, finish_corpus, smallest_unsigned
 from palm_ds.text.chinese import find_simplifier
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.text.train_tokenizer import check_training, train_tokenizer
@@ -73,7 +73,11 @@ _UNSPACED = (
     "come close to words, and WordPiece takes more than 100 letters without a space for an "
     "unknown word"
 )
-_NOTED = 0.01  # the share of them from which the note is printed
+_UNKNOWN = (
+    "note: %.0f %% of the tokens are unknown words or characters (%s); use a tokenizer that was "
+    "made for such text, or a larger --vocab_size"
+)
+_FEW_UNSPACED, _FEW_UNKNOWN = 0.01, 0.05  # shares below which there is no note
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,7 +336,7 @@ def _make(
     parts = [part for part, _ in loaded]
     if not any(part.shard.documents for part in parts):
         raise _nothing(partial, job)
-    _note_unspaced([state for _, state in loaded])
+    _note_odd_text([state for _, state in loaded], parts, tokenizer)
     annotations = [find_annotation(name)[0] for name in job.annotations]
     return finish_corpus(
         partial,
@@ -347,14 +351,21 @@ def _make(
     )
 
 
-def _note_unspaced(states: Sequence[Mapping[str, Any]]) -> None:
-    """Says what counts as a word in scripts without spaces, if the texts have more than a trace."""
-    characters, unspaced = (
-        sum(state.get(name, 0) for state in states)
-        for name in ("characters", "unspaced_characters")
-    )
-    if unspaced >= max(1, _NOTED * characters):
-        log.info(_UNSPACED, 100 * unspaced / max(1, characters))
+def _note_odd_text(
+    states: Sequence[Mapping[str, Any]], parts: Sequence[ShardSummary], tokenizer: Tokenizer
+) -> None:
+    """Says if a part of the text is in scripts without spaces, or unknown to the tokenizer."""
+
+    def share(name: str, total: int) -> float:
+        return sum(state.get(name, 0) for state in states) / max(1, total)
+
+    characters = sum(state.get("characters", 0) for state in states)
+    unspaced = share("unspaced_characters", characters)
+    unknown = share("unknown_tokens", sum(part.shard.tokens for part in parts))
+    if unspaced >= _FEW_UNSPACED:
+        log.info(_UNSPACED, 100 * unspaced)
+    if unknown >= _FEW_UNKNOWN:
+        log.info(_UNKNOWN, 100 * unknown, tokenizer.roles["unk"])
 
 
 def _tokenizer(partial: Path, job: PreparationJob, options: PrepareOptions) -> Tokenizer:

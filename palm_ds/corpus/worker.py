@@ -8,6 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from palm_ds.common.errors import UserError
 from palm_ds.common.rows.lines import BadRecordError
 from palm_ds.common.rows.stored import open_stored
@@ -58,7 +60,7 @@ def write_shard(task: tuple[str, int]) -> int:
     file = folder / shard_name(number, len(job.units))
     writer = ShardWriter(file, annotations=tuple(annotations), ids_type=ids_type)
     with writer, part_file(folder, number, ".rejected").open("w", encoding="utf-8") as rejected:
-        characters = unspaced = 0
+        characters = unspaced = unknown = 0
         unit.keep = lambda entry: rejected.write(json.dumps(entry, ensure_ascii=False) + "\n")
         for record, document in _documents(unit, analyzer):
             values = {
@@ -69,8 +71,9 @@ def write_shard(task: tuple[str, int]) -> int:
             writer.append(record.id, document.ids, values, text_bytes=size)
             characters += len(document.text)
             unspaced += count_unspaced(document.text)
+            unknown += int(np.count_nonzero(document.ids == analyzer.tokenizer.vocabulary.unk))
     about = {"rejected": unit.rejections, "lines": unit.lines}
-    about |= {"characters": characters, "unspaced_characters": unspaced}
+    about |= {"characters": characters, "unspaced_characters": unspaced, "unknown_tokens": unknown}
     save_part(folder, number, writer.summary(), about)
     return writer.text_bytes
 

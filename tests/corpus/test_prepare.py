@@ -102,6 +102,18 @@ def test_scripts_without_spaces_are_noted(
     assert f"note: {noted}" in caplog.text or not noted
 
 
+@pytest.mark.parametrize(("text", "noted"), [("Привет мир.", "67 %"), ("The cat is good.", "")])
+def test_text_that_the_tokenizer_does_not_know_is_noted(
+    made: Path, text: str, noted: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "in.txt").write_text(text, "utf-8")
+    options = PrepareOptions(tokenizer=str(made / "tokenizer"))
+    with caplog.at_level("INFO"):
+        prepare(tmp_path / "out", [str(tmp_path / "in.txt")], options)
+    assert caplog.text.count("unknown words or characters ([UNK])") == bool(noted)
+    assert f"note: {noted}" in caplog.text or not noted
+
+
 def test_a_corpus_contains_its_documents(made: Path, source: Path) -> None:
     corpus = open_corpus(made, verify=True)
     tokenizer = corpus.tokenizer()
