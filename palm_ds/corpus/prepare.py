@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -56,7 +56,7 @@ from palm_ds.corpus.work_dir import (
     save_job,
 )
 from palm_ds.corpus.worker import WorkUnitReader, write_shard
-from palm_ds.corpus.writer import finish_corpus, smallest_unsigned
+from palm_ds.corpus.writer import ShardSummary, finish_corpus, smallest_unsigned
 from palm_ds.text.chinese import find_simplifier
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.text.train_tokenizer import check_training, train_tokenizer
@@ -68,10 +68,16 @@ _SHARDS, _SMALLEST, _LARGEST = 256, 4 * _MB, 384 * _MB
 """The input becomes 256 shards, none smaller than 4 and none larger than 384 MiB of input (some 90
 million tokens of English, 130 million of Chinese)."""
 _UNSPACED = (
-    "note: there is text in a script without spaces between words (Thai, Lao, Khmer or Burmese), "
-    "of which each token counts as a word; SentencePiece learns tokens that come close to words, "
-    "and WordPiece takes more than 100 letters without a space for an unknown word"
+    "note: %.0f %% of the characters are in a script without spaces between words (Thai, Lao, "
+    "Khmer or Burmese), of which each token counts as a word; SentencePiece learns tokens that "
+    "come close to words, and WordPiece takes more than 100 letters without a space for an "
+    "unknown word"
 )
+_UNKNOWN = (
+    "note: %.0f %% of the tokens are unknown words or characters (%s); use a tokenizer that was "
+    "made for such text, or a larger --vocab_size"
+)
+_FEW_UNSPACED, _FEW_UNKNOWN = 0.01, 0.05  # shares below which there is no note
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,8 +336,7 @@ def _make(
     parts = [part for part, _ in loaded]
     if not any(part.shard.documents for part in parts):
         raise _nothing(partial, job)
-    if any(state.get("unspaced") for _, state in loaded):
-        log.info(_UNSPACED)
+    _note_odd_text([state for _, state in loaded], parts, tokenizer)
     annotations = [find_annotation(name)[0] for name in job.annotations]
     return finish_corpus(
         partial,
@@ -344,6 +349,23 @@ def _make(
         options=json.loads(json.dumps({**job.options(), **options_found})),
         inputs=job.input_entries(),
     )
+
+
+def _note_odd_text(
+    states: Sequence[Mapping[str, Any]], parts: Sequence[ShardSummary], tokenizer: Tokenizer
+) -> None:
+    """Says if a part of the text is in scripts without spaces, or unknown to the tokenizer."""
+
+    def share(name: str, total: int) -> float:
+        return sum(state.get(name, 0) for state in states) / max(1, total)
+
+    characters = sum(state.get("characters", 0) for state in states)
+    unspaced = share("unspaced_characters", characters)
+    unknown = share("unknown_tokens", sum(part.shard.tokens for part in parts))
+    if unspaced >= _FEW_UNSPACED:
+        log.info(_UNSPACED, 100 * unspaced)
+    if unknown >= _FEW_UNKNOWN:
+        log.info(_UNKNOWN, 100 * unknown, tokenizer.roles["unk"])
 
 
 def _tokenizer(partial: Path, job: PreparationJob, options: PrepareOptions) -> Tokenizer:

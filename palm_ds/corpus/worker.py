@@ -8,6 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from palm_ds.common.errors import UserError
 from palm_ds.common.rows.lines import BadRecordError
 from palm_ds.common.rows.stored import open_stored
@@ -28,7 +30,7 @@ from palm_ds.corpus.work_dir import (
 )
 from palm_ds.corpus.writer import ShardWriter, shard_name, smallest_unsigned
 from palm_ds.text.tokenizer import load_tokenizer
-from palm_ds.text.unspaced import needs_dictionary
+from palm_ds.text.unspaced import count_unspaced
 
 _REPORT_EVERY = 1 << 18  # bytes of text between progress reports
 
@@ -58,7 +60,7 @@ def write_shard(task: tuple[str, int]) -> int:
     file = folder / shard_name(number, len(job.units))
     writer = ShardWriter(file, annotations=tuple(annotations), ids_type=ids_type)
     with writer, part_file(folder, number, ".rejected").open("w", encoding="utf-8") as rejected:
-        unspaced = False
+        characters = unspaced = unknown = 0
         unit.keep = lambda entry: rejected.write(json.dumps(entry, ensure_ascii=False) + "\n")
         for record, document in _documents(unit, analyzer):
             values = {
@@ -67,8 +69,11 @@ def write_shard(task: tuple[str, int]) -> int:
             }
             size = len((record.text or document.text).encode("utf-8"))
             writer.append(record.id, document.ids, values, text_bytes=size)
-            unspaced = unspaced or needs_dictionary(document.text)
-    about = {"rejected": unit.rejections, "lines": unit.lines, "unspaced": unspaced}
+            characters += len(document.text)
+            unspaced += count_unspaced(document.text)
+            unknown += int(np.count_nonzero(document.ids == analyzer.tokenizer.vocabulary.unk))
+    about = {"rejected": unit.rejections, "lines": unit.lines}
+    about |= {"characters": characters, "unspaced_characters": unspaced, "unknown_tokens": unknown}
     save_part(folder, number, writer.summary(), about)
     return writer.text_bytes
 

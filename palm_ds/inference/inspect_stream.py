@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from rich.table import Table
 from rich.text import Text
 
@@ -23,9 +24,10 @@ from palm_ds.common.messages import counted
 from palm_ds.data.stream.task_group_dataset import PackedRow, TaskGroupDataset
 from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.task import Task
+from palm_ds.model.config.encoder_kinds import is_custom
 from palm_ds.model.config.meta import on_meta
 from palm_ds.model.distillation.soft_labels import soft_name
-from palm_ds.model.encoder.encoder import build_encoder, encoder_class
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.heads import predicts_tokens
 from palm_ds.model.heads.replaced_tokens import generator_name
 from palm_ds.runtime.checkpoint import checkpoint
@@ -170,21 +172,17 @@ def _tokenizer(data: Data) -> Tokenizer:
 
 
 def token_prediction_tasks(recipe: Recipe, vocabulary: SpecialTokens) -> frozenset[str]:
-    """The tasks whose head, or its generator, predicts tokens, found by building every head on a
-    tiny encoder."""
+    """The tasks whose head, or its generator, predicts tokens, found by building every head."""
     config = full_config(recipe.backbone_config, vocabulary)
-    if encoder_class(config).region_size(config):  # its options have sizes too
-        with on_meta():
-            backbone = build_encoder(config)
-    else:
-        small = replace(config, hidden_size=8, num_layers=1, num_heads=1, intermediate_size=8)
-        backbone = build_encoder(small)
     owners = {name: task.share or name for name, task in recipe.built_tasks.items()}
     predicting = {}
-    for owner in dict.fromkeys(owners.values()):
-        task = recipe.built_tasks[owner]
-        generates = generator_name(task.name) in task.loss_weights()
-        predicting[owner] = generates or predicts_tokens(task.head(backbone))
+    # a custom encoder may compute in __init__
+    with torch.device("cpu") if is_custom(config.kind) else on_meta():
+        backbone = build_encoder(config)
+        for owner in dict.fromkeys(owners.values()):
+            task = recipe.built_tasks[owner]
+            generates = generator_name(task.name) in task.loss_weights()
+            predicting[owner] = generates or predicts_tokens(task.head(backbone))
     return frozenset(name for name, owner in owners.items() if predicting[owner])
 
 

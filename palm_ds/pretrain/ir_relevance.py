@@ -18,6 +18,7 @@ import numpy as np
 from pydantic import PositiveInt
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.messages import counted
 from palm_ds.common.rng import derive_key, permutation_at
 from palm_ds.common.settings import PositiveShare
 from palm_ds.corpus.store import Corpus
@@ -58,7 +59,7 @@ class IrRelevance(sentence_pairs.PairTask):
             hint = "" if self.group else ", or group: true if the ids of documents group them"
             raise UserError(
                 f"{self.where}: {source.corpus.path}: {self._describe_headings(source)}; "
-                f"{units} {'groups' if self.group else 'documents'} have two such, but 2 are "
+                f"{counted(units, 'group' if self.group else 'document')} with two such, but 2 are "
                 f"needed (palm-ds prepare --title_field makes titles headings{hint})"
             )
 
@@ -200,7 +201,8 @@ class IrRelevance(sentence_pairs.PairTask):
     def _describe_headings(self, source: CorpusSource) -> str:
         headings = self._headings(source)
         return (
-            f"the {len(source.documents)} documents of this split have {len(headings)} headings, "
+            f"{counted(len(source.documents), 'document')} of this split with "
+            f"{counted(len(headings), 'heading')}, "
             f"{_is_long_enough(headings, source).sum()} with {_MIN_TOKENS} tokens or more below"
         )
 

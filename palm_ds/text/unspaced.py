@@ -24,9 +24,12 @@ def whole_runs(text: str) -> list[str]:
     return regex.findall(r"[^\n]+|\n", text)
 
 
-def needs_dictionary(text: str) -> bool:
-    """Whether words of the text cannot be told without one; Chinese and kana do not count."""
-    return not text.isascii() and _begins("").search(text) is not None
+def count_unspaced(text: str) -> int:
+    """How many letters and vowel signs are in a script whose words cannot be told without a
+    dictionary; Chinese and kana do not count."""
+    if text.isascii():
+        return 0
+    return sum(len(run) for run in regex.findall(r"\p{Line_Break=SA}+", text))
 
 
 def more_word_starts(

@@ -83,14 +83,35 @@ def made(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize(("text", "noted"), [("ไปตลาด", True), ("我们去 market", False)])
+@pytest.mark.parametrize(
+    ("text", "noted"),
+    [
+        ("ไปตลาด", "100 %"),
+        ("ไปตลาด" + "我们去市场" * 20, "6 %"),
+        ("ไป" + "我们去市场" * 100, ""),  # a trace
+        ("我们去 market", ""),
+    ],
+)
 def test_scripts_without_spaces_are_noted(
-    text: str, noted: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    text: str, noted: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "in.txt").write_text(f"{text}\n\n{text}\n", "utf-8")
     with caplog.at_level("INFO"):
         prepare(tmp_path / "out", [str(tmp_path / "in.txt")], PrepareOptions(**OPTIONS))
-    assert caplog.text.count("each token counts as a word") == noted
+    assert caplog.text.count("each token counts as a word") == bool(noted)
+    assert f"note: {noted}" in caplog.text or not noted
+
+
+@pytest.mark.parametrize(("text", "noted"), [("Привет мир.", "67 %"), ("The cat is good.", "")])
+def test_text_that_the_tokenizer_does_not_know_is_noted(
+    made: Path, text: str, noted: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "in.txt").write_text(text, "utf-8")
+    options = PrepareOptions(tokenizer=str(made / "tokenizer"))
+    with caplog.at_level("INFO"):
+        prepare(tmp_path / "out", [str(tmp_path / "in.txt")], options)
+    assert caplog.text.count("unknown words or characters ([UNK])") == bool(noted)
+    assert f"note: {noted}" in caplog.text or not noted
 
 
 def test_a_corpus_contains_its_documents(made: Path, source: Path) -> None:

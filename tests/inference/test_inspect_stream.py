@@ -284,6 +284,16 @@ def test_mistakes(recipe: Recipe, folder: Path) -> None:
         open_held_out(nothing, rows=1)
 
 
+def test_an_encoder_whose_options_depend_on_its_heads(recipe: Recipe) -> None:
+    """EuroBERT's `kv_heads` must divide the heads."""
+    sizes = {"hidden_size": 16, "num_layers": 1, "num_heads": 4, "options": {"kv_heads": 2}}
+    kind = {"kind": "eurobert", "token_types": 1, "task_types": 0}
+    values = {**recipe.resolved(), "backbone": {**kind, **sizes}}
+    values["tasks"] = {"masking": {"kind": "knowledge_masking", "source": "text"}}
+    values["stages"] = [{"masking": 4}]
+    assert open_step(make_recipe(values), 1, rows=1).token_tasks == {"masking"}
+
+
 def test_no_engine_is_started(root: Path) -> None:
     code = "import sys, palm_ds.inference.inspect_stream; sys.exit('deepspeed' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0

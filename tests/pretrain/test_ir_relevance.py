@@ -290,8 +290,8 @@ def test_mistakes_are_one_clear_line(corpus, tmp_path):
     assert "(good)" in refused(whole(wrong))
     first = CorpusSource(corpus, np.array([0]))
     said = refused(first)
-    assert "the 1 documents of this split have" in said and "group: true" in said
-    assert "groups have two such, but 2 are needed" in refused(first, group=True)
+    assert "1 document of this split with " in said and "group: true" in said
+    assert "0 groups with two such, but 2 are needed" in refused(first, group=True)
     bare = write_small_corpus(tmp_path / "bare", documents=5)
     said = refused(whole(bare))
     assert "neither labeled pairs" in said and "--annotation heading" in said

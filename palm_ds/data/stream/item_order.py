@@ -21,6 +21,7 @@ import numpy as np
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.lru_cache import RecentlyUsed
+from palm_ds.common.messages import counted
 from palm_ds.common.rng import derive_key, permutation_at
 from palm_ds.data.sources.corpus import CorpusSource, CorpusSplit
 from palm_ds.data.sources.corpus_blocks import BlockOrder
@@ -240,11 +241,11 @@ class WindowedOrder:
 
         return self._windows.get((epoch, group, window), make)
 
-    def _check(self, made: int, counted: int) -> None:
-        if made != counted:
+    def _check(self, made: int, found: int) -> None:
+        if made != found:
             raise UserError(
                 f"tasks.{self.reader.task.name}: items() made {made} items of a window of "
-                f"{self.reader.split.corpus.path} and {counted} of its blocks one by one; the "
+                f"{self.reader.split.corpus.path} and {found} of its blocks one by one; the "
                 "items of a document must not depend on other documents"
             )
 
@@ -300,9 +301,12 @@ def item_order(
         items_of = task.items if fixed else task.training_items
         order = WholeOrder(source, items_of(source, max_length), key, fixed)
     if not order.up_to(1):
+        table = isinstance(source, TableSource)
+        read = counted(len(source), "row" if table else "document")
+        hint = "" if table else "; tasks over sentences need several in a document that fit a row"
         raise UserError(
-            f"tasks.{task.name}: nothing in {source.name} is long enough "
-            f"({len(source)} documents or rows read)"
+            f"tasks.{task.name}: nothing in {source.name} makes an example for rows of "
+            f"{max_length} tokens ({read} read){hint}"
         )
     return order
 

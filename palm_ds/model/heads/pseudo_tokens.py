@@ -41,7 +41,8 @@ def with_pseudo_tokens(
     training = [module.training for module in modules]
     for module in modules:
         module.eval()
-    rows = encoder(given, torch.cat([positions for positions, _ in places.values()]))
+    at = torch.cat([positions for positions, _ in places.values()])
+    rows = encoder.of_texts(encoder(given, at))
     pieces = rows.split([len(positions) for positions, _ in places.values()])
     ids = batch.input_ids.flatten().clone()
     for (task, (positions, keys)), piece in zip(places.items(), pieces, strict=True):

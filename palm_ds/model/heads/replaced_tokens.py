@@ -174,7 +174,8 @@ class Generator(nn.Module):
         """For each (flat positions, targets (n, 2)) what is sampled there. Positions may repeat."""
         if batch.dropout_key is not None:  # the encoder's masks are others
             batch = batch.with_dropout_key(derive_key("generator", batch.dropout_key) >> 1)
-        rows = self.encoder(batch, torch.cat([positions for positions, _ in labels]))
+        at = torch.cat([positions for positions, _ in labels])
+        rows = self.encoder.of_texts(self.encoder(batch, at))
         pieces = rows.split([len(positions) for positions, _ in labels])
         pairs = zip(pieces, labels, strict=True)
         return [self.words(piece, targets) for piece, (_, targets) in pairs]

@@ -108,7 +108,8 @@ class Probe:
 
     def vectors_of(self, encoder: Encoder, batch: Batch) -> torch.Tensor:
         """(texts of the batch, hidden)"""
-        vectors = pool(encoder(batch).flatten(0, 1), batch.sequence_lengths, self.pooling)
+        rows = encoder.of_texts(encoder(batch)).flatten(0, 1)
+        vectors = pool(rows, batch.sequence_lengths, self.pooling)
         if _NAME not in batch.labels:
             return vectors[:0]
         positions, _ = batch.labels[_NAME]  # of the first token of each text

@@ -324,22 +324,24 @@ def test_one_corpus_of_a_mixture_may_lack_a_unit(tmp_path: Path) -> None:
     assert [line.split(", ")[2] for line in corpus_summaries(data)] == ["0 phrases", "2 phrases"]
 
 
-def test_too_little_held_out_data_names_the_share(tmp_path: Path) -> None:
+@pytest.mark.parametrize("corpora", [["talk"], ["talk", "more"]])
+def test_too_little_held_out_data_names_the_share(tmp_path: Path, corpora: list[str]) -> None:
     """0.01 of 150 dialogues holds out one or two, but a fake reply needs two to draw from."""
     tokenizer = wordpiece([*SPECIALS, *(f"w{i}" for i in range(20))], lower=False)
     annotations = {"sentence": np.tile([1, 0, 0, 0], 3), "role": np.repeat([0, 1, 0], 4)}
     made = [(f"d{n}", np.arange(5, 17), annotations) for n in range(60)]
-    write_corpus(tmp_path / "talk", made, tokenizer, annotations=("sentence", "role"))
+    for name in corpora:
+        write_corpus(tmp_path / name, made, tokenizer, annotations=("sentence", "role"))
     values: dict[str, Any] = {
         "tasks": {"talk": {"kind": "dialogue_language_model", "source": "text"}},
-        "sources": {"text": {"corpus": str(tmp_path / "talk")}},
+        "sources": {"text": {"mix": {str(tmp_path / name): 1 for name in corpora}}},
     }
     few = recipe(tmp_path, [{"talk": 1}], held_out=0.001, **values)
     with pytest.raises(UserError) as caught:
         build_held_out(few, open_data(few))
     assert str(caught.value).startswith(
-        "held_out: 0.001 of 60 documents of sources.text holds out 1, too few to evaluate on "
-        "(tasks.talk: "
+        f"held_out: 0.001 of {60 * len(corpora)} documents of sources.text holds out "
+        f"{len(corpora)}, too few to evaluate on (tasks.talk: "
     )
     assert "increase it, or give sources.text.validation" in str(caught.value)
     enough = recipe(tmp_path, [{"talk": 1}], held_out=0.2, **values)
@@ -362,7 +364,24 @@ def test_documents_of_one_sentence_are_not_blamed_on_the_held_out_share(tmp_path
         build_held_out(made_recipe, open_data(made_recipe))
     message = str(caught.value)
     assert message.startswith("tasks.distance: nothing in ") and "held_out" not in message
-    assert message.endswith("; tasks over sentences need several in a document")
+    assert message.endswith("; tasks over sentences need several in a document that fit a row")
+
+
+def test_a_missing_annotation_is_not_blamed_on_the_number_of_sentences(tmp_path: Path) -> None:
+    tokenizer = wordpiece([*SPECIALS, *(f"w{i}" for i in range(20))], lower=False)
+    annotations = {"sentence": np.array([1, *[0] * 5] * 2)}
+    made = [(f"d{n}", np.arange(5, 17), annotations) for n in range(60)]
+    write_corpus(tmp_path / "texts", made, tokenizer, annotations=("sentence",))
+    made_recipe = recipe(
+        tmp_path,
+        [{"relevance": 1}],
+        held_out=0.2,
+        tasks={"relevance": {"kind": "ir_relevance", "source": "text"}},
+        sources={"text": {"corpus": str(tmp_path / "texts")}},
+    )
+    with pytest.raises(UserError) as caught:
+        build_held_out(made_recipe, open_data(made_recipe))
+    assert str(caught.value).endswith("--annotation heading)")
 
 
 def test_held_out_tokens_are_masked_at_a_rate_of_their_own(corpora: Path) -> None:

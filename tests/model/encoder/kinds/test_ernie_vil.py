@@ -4,7 +4,8 @@ numbers are compared with ERNIE's in tests/end_to_end/test_image_encoder_weights
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,10 +15,13 @@ from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.encoder.kinds.ernie_vil import ErnieVil
-from palm_ds.model.heads.heads import ClassHead
+from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
+from palm_ds.model.heads.pseudo_tokens import with_pseudo_tokens
+from palm_ds.model.heads.replaced_tokens import Generator
 from palm_ds.model.inputs.batch import Batch, PackedText
 from palm_ds.model.inputs.regions import PackedRegions
 from palm_ds.model.kernels import Kernels
+from palm_ds.train.evaluate.probe import Probe
 
 OPTIONS = {
     "region_size": 6,
@@ -150,3 +154,16 @@ def test_usual_places_and_heads_of_whole_texts() -> None:
     with pytest.raises(UserError, match="its pooler returns 12 values"):
         usual.pools(ClassHead(16, 2, pooled=True))
     assert encoder_of(co_hidden_size=16, co_heads=2).pools(ClassHead(16, 2, pooled=True))
+
+
+def test_generators_guesses_and_probes_read_vectors_of_tokens() -> None:
+    """Those of regions are wider, and all are padded to their width."""
+    encoder, places = encoder_of(), torch.tensor([1, 2])
+    batch = Batch.from_rows([[text_of(5, 0, 1)]], length=8, pad=0)
+    generator = Generator(encoder.config, encoder, sharing="none")
+    (sampled,) = generator(batch, [(places, torch.tensor([[5, 9], [6, 9]]))])
+    assert len(sampled.tokens) == 2
+    head = MaskedLMHead(encoder)
+    assert with_pseudo_tokens(encoder, {"guess": head}, {"guess": 0.0}, batch) is not batch
+    probe = cast(Probe, SimpleNamespace(pooling="mean"))
+    assert Probe.vectors_of(probe, encoder, batch).shape == (0, 16)

@@ -180,8 +180,8 @@ class BertArchitecture(Architecture):
         if config.task_types:
             return "Hugging Face has no encoder with task embeddings and a position offset"
         return (
-            f"Hugging Face's Roberta counts positions from pad + 1 = {config.pad + 1}, but this "
-            f"encoder counts them from position_offset = {config.position_offset}"
+            f"Hugging Face's Bert counts positions from 0 and its Roberta from pad + 1 = "
+            f"{config.pad + 1}, but this encoder from position_offset = {config.position_offset}"
         )
 
     def check_family(self, kind: str, config: EncoderConfig) -> str:
