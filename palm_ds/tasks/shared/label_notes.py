@@ -42,6 +42,11 @@ def label_notes(names: Collection[str], *, rows: int) -> list[str]:
             f"quotation marks are part of {_listed(quoted)}; `format: csv` under `read` removes "
             "them"
         )
+    if lists := [name for name in words if name.startswith("[") or name.endswith("]")]:
+        notes.append(
+            f"brackets are part of {_listed(lists)}; a list in a cell is text: write the names of "
+            "`multi_label` with a `separator`, or lists in JSON lines"
+        )
     if len(names) >= _MANY_CLASSES and 2 * len(names) > rows:
         notes.append(f"{len(names)} classes in {rows} rows; is this the right label column?")
     return notes
