@@ -165,9 +165,10 @@ def _nothing(names: Sequence[str | int], file: File, settings: TableSettings) ->
         return f"{file.path}: no known column among {_shown(names)}{hint}"
     hint = "; header: false if it has no header line" if file.format in ("tsv", "csv") else ""
     role, more = ("source", "") if {"target", "tgt"} & set(names) else ("text_a", ", label: NAME")
+    option = "" if file.format == "memory" else _as_option(role)
     return (
         f"{file.path}: no known column among {_shown(names)}; assign them, as in "
-        f"columns: {{{role}: NAME{more}}}{_as_option(role)}{hint}"
+        f"columns: {{{role}: NAME{more}}}{option}{hint}"
     )
 
 
