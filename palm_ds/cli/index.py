@@ -326,6 +326,7 @@ def _search(args: argparse.Namespace) -> int:
             hybrid=args.hybrid,
             exact=args.exact,
         )
+        why = "" if found else _why_nothing(index, bool(args.filter))
     for each in found:
         record = each.record
         title = f"{record.title}: " if record.title else ""
@@ -334,9 +335,16 @@ def _search(args: argparse.Namespace) -> int:
         shown.pop("row")
         show(args, shown, line)
     if not found and not args.quiet:
-        why = "no text passes --filter" if args.filter else "the index has no texts"
         print_error(f"nothing found: {why}")
     return 0
+
+
+def _why_nothing(index: SearchIndex, filtered: bool) -> str:
+    if not index.total:
+        return "the index has no texts"
+    if not index.store.sparse:
+        return "no text passes --filter"
+    return "no text has a word of the query" + (" and passes --filter" if filtered else "")
 
 
 SEARCH = Command(

@@ -19,6 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from palm_ds.common.atomic import write_folder_atomically
 from palm_ds.common.errors import UserError
 from palm_ds.common.files import hash_of_text
@@ -28,6 +30,7 @@ from palm_ds.common.plugins import source_code
 from palm_ds.common.version import __version__
 from palm_ds.data.reader import Table, TableSettings, open_table
 from palm_ds.data.reader.options import FURTHER_LABEL
+from palm_ds.data.reader.table import dropped, drops_of
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.interfaces import ScoreReport
 from palm_ds.data.tasks.task import TableTask
@@ -187,6 +190,7 @@ def open_input(
         drop={},
         bad_rows="stop",
         lost_answers="keep",
+        missing_labels="keep",
     )
     try:
         return _opened(job, settings)
@@ -311,10 +315,18 @@ def _scores(
                 notes.append(f"{task.name}: {counted(lacking, 'row')} without a prediction")
             if not predicted or not _may_score(task, source):
                 continue
-            made = predictions[task.name].by_row()
+            made, rows = predictions[task.name].by_row(), source
+            scored = _scored(task, source, encoder_pass.read)
+            if left_out := int((~scored).sum()):
+                notes.append(
+                    f"{task.name}: not scored: {counted(left_out, 'row')} without a label, or that "
+                    "training drops"
+                )
+                made = {row: each for row, each in made.items() if scored[row]}
+                rows = replace(source, numbers=source.numbers[scored])
             try:
-                _check_labels(task, source)
-                metrics = task.metrics(made, source)
+                _check_labels(task, rows)
+                metrics = task.metrics(made, source) if made else {}
             except UserError as error:
                 notes.append(f"{task.name}: not scored: {error}")
                 continue
@@ -336,9 +348,18 @@ def _may_score(task: TableTask, source: TableSource) -> bool:
     return not labels or any(is_label(role) or role in labels for role in source.columns)
 
 
+def _scored(task: TableTask, source: TableSource, read: TableSettings) -> np.ndarray:
+    """(rows,) bool: those that evaluation in training would score. Of a task whose columns of
+    labels are not there all of them: it has no scores, or needs no labels."""
+    if not any(role in source.columns for role in task.label_roles()):
+        return np.ones(len(source), bool)
+    drops = drops_of(read)
+    kept = [not dropped(source.row(item), drops) for item in range(len(source))]
+    return task.labeled(source) & np.array(kept, bool)
+
+
 def _check_labels(task: TableTask, source: TableSource) -> None:
-    """Raises UserError if the labels cannot be scored. Rows that training drops (`drop`) may have
-    any label."""
+    """Raises UserError if the labels cannot be scored."""
     if any(role in source.columns for role in task.label_roles()):
         task.check(source, labeled=True)
 

@@ -455,6 +455,21 @@ WHOLE: list[Case] = [
         {},
         r": no known column among `x`; .*}, or --columns text_a=NAME \(embed: --column NAME\)$",
     ),
+    (
+        "another separator",
+        "t.csv",
+        b"text;label\na;x\n",
+        {},
+        ': no known column among `text;label`; if ";" separates the columns, a recipe says so: '
+        'read: {delimiter: ";"}$',
+    ),
+    (
+        "another separator, and the usual one in a text",
+        "t.csv",
+        b"text\tlabel\na, b\tx\n",
+        {},
+        r':2: 2 cells, but the header has 1; if "\\t" separates the columns, .*: "\\t"}$',
+    ),
     ("no names", "t.tsv", b"1\t2\n", {"header": False}, ": 2 columns without names; assign them"),
     (
         "unknown column",

@@ -47,6 +47,22 @@ def test_labels_that_are_missing_are_noted(run, name, row, label, tmp_path) -> N
     assert (tmp_path / "none" / "out" / f"{name}.predictions.json").read_text() == written
 
 
+def test_rows_without_a_label_and_those_that_training_drops_are_not_scored(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    source = {"table": f"{folder}/texts.jsonl", "tokenizer": f"{folder}/vocabulary"}
+    read = {"drop": {"label": ["?"]}}
+    run = save_model(folder, ("mood",), sources={"texts": {**source, "read": read}})
+    good, bad = {"text_a": "so good", "label": "good"}, {"text_a": "bad", "label": "bad"}
+    (tmp_path / "whole").mkdir()
+    whole = predicted(run, tmp_path / "whole", "mood", [good, bad])
+    found = predicted(
+        run, tmp_path, "mood", [good, good | {"label": "?"}, bad | {"label": ""}, bad]
+    )
+    assert found.scores == whole.scores and not whole.notes
+    (note,) = found.notes
+    assert note == "mood: not scored: 2 rows without a label, or that training drops"
+
+
 def good_rate(predictions: list[dict[str, Any]], labels: list[str]) -> float:
     return sum(each["label"] == "good" for each in predictions) / len(labels)
 

@@ -59,9 +59,11 @@ def test_balanced_weights_make_all_classes_count_the_same(tmp_path: Path) -> Non
     assert build("mood", {"kind": "classification", "source": "s", "class_weights": weights})
 
 
-def test_numeric_classes_are_sorted_as_numbers(tmp_path: Path) -> None:
-    rows = [{"text_a": "x", "label": label} for label in (10, 9, -1, 9)]
-    assert task_of().resolved(source_of(tmp_path, rows)).labels == ("-1", "9", "10")
+def test_numeric_classes_are_sorted_as_numbers_before_names(tmp_path: Path) -> None:
+    names = ("nan", *map(str, range(-1, 30)), "inf")  # NaN is neither below nor above a number
+    rows = [{"text_a": "x", "label": label} for label in names]
+    labels = task_of().resolved(source_of(tmp_path, rows)).labels
+    assert labels == (*map(str, range(-1, 30)), "inf", "nan")
 
 
 def test_scores_skip_rows_without_a_label(tmp_path: Path) -> None:

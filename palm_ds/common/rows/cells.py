@@ -7,11 +7,15 @@ for row in csv_rows(Lines(handle, 0, -1), ","):
 from __future__ import annotations
 
 import csv
+import json
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from palm_ds.common.rows.lines import LONGEST, BadRecordError, NumberedLines, decoded
+
+_SEPARATORS = (";", "\t", ",", "|")
+"""Usual separators of cells: spreadsheets write `;` where a comma is the decimal point."""
 
 
 class CellRow(NamedTuple):
@@ -36,7 +40,7 @@ class CellRow(NamedTuple):
         if len(cells) == len(names):
             return dict(zip(names, cells, strict=False))
         many = f"{len(cells)} cell{'s' * (len(cells) != 1)}"
-        raise BadRecordError(f"{many}, but {of} has {len(names)}")
+        raise BadRecordError(f"{many}, but {of} has {len(names)}{other_separator(names)}")
 
 
 def tsv_rows(lines: NumberedLines, delimiter: str = "\t") -> Iterator[CellRow]:
@@ -102,3 +106,12 @@ def column_names(row: CellRow) -> list[str]:
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise BadRecordError(f"two columns have the name `{' '.join(twice[0].split())}`")
     return names
+
+
+def other_separator(names: Sequence[Any]) -> str:
+    """What to try, for messages, if the only column looks like several with another separator."""
+    apart = next((x for x in _SEPARATORS if len(names) == 1 and x in str(names[0])), "")
+    if not apart:
+        return ""
+    quoted = json.dumps(apart)
+    return f"; if {quoted} separates the columns, a recipe says so: read: {{delimiter: {quoted}}}"

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.rows.cells import other_separator
 from palm_ds.common.rows.lines import BadRecordError
 from palm_ds.data.reader.find_files import File
 from palm_ds.data.reader.options import ONLY_NAMED, ROLES, TableSettings
@@ -160,11 +161,14 @@ def _nothing(names: Sequence[str | int], file: File, settings: TableSettings) ->
             f"{file.path}: {len(names)} columns without names; assign them, as in "
             "columns: {text_a: 0, label: 1}"
         )
+    if file.format in ("tsv", "csv") and (hint := other_separator(names)):
+        return f"{file.path}: no known column among {_shown(names)}{hint}"
     hint = "; header: false if it has no header line" if file.format in ("tsv", "csv") else ""
     role, more = ("source", "") if {"target", "tgt"} & set(names) else ("text_a", ", label: NAME")
+    option = "" if file.format == "memory" else _as_option(role)
     return (
         f"{file.path}: no known column among {_shown(names)}; assign them, as in "
-        f"columns: {{{role}: NAME{more}}}{_as_option(role)}{hint}"
+        f"columns: {{{role}: NAME{more}}}{option}{hint}"
     )
 
 

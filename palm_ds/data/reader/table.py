@@ -243,9 +243,7 @@ class _Notes:
 
     def __init__(self, settings: TableSettings) -> None:
         self.settings = settings
-        self.drops = {
-            role: {_plain(value) for value in values} for role, values in settings.drop.items()
-        }
+        self.drops = drops_of(settings)
         self.found: dict[str, tuple[int, str]] = {}
         self.questions: set[str] = set()
 
@@ -338,7 +336,7 @@ def _is_split(
 
 def _values(row: dict[str, Any], place: str, split: bool, notes: _Notes) -> dict[str, Any] | None:
     """The checked values of a row; None if it is skipped."""
-    if kind := _dropped(row, notes.drops):
+    if kind := dropped(row, notes.drops):
         notes.add(kind, place)
         return None
     try:
@@ -420,7 +418,12 @@ def _check_roles(roles: Sequence[str], keys: dict[str, Key], first: File, file: 
         )
 
 
-def _dropped(row: dict[str, Any], drops: dict[str, set[str]]) -> str:
+def drops_of(settings: TableSettings) -> dict[str, set[str]]:
+    """{role: the values whose rows the settings drop}, for `dropped`."""
+    return {role: {_plain(value) for value in values} for role, values in settings.drop.items()}
+
+
+def dropped(row: Mapping[str, Any], drops: Mapping[str, set[str]]) -> str:
     """A note about a row that the settings drop; "" for any other row."""
     for role, values in drops.items():
         if role in row and (text := _plain(row[role])) in values:

@@ -198,7 +198,9 @@ def _kind(each: object) -> str:
     if not isinstance(each, tuple | list | np.ndarray) or len(each) < 2:
         return ""
     *texts, last = each
-    if not all(isinstance(text, str) for text in texts) or not isinstance(last, str | Real):
+    if not all(isinstance(text, str) for text in texts) or not isinstance(
+        last, str | Real | np.bool_
+    ):
         return ""
     return "pair" if len(each) == 2 and isinstance(last, str) else "tuple"
 

@@ -21,6 +21,7 @@ from tokenizers import Regex, pre_tokenizers
 from palm_ds.common.errors import UserError
 from palm_ds.data.reader import Table
 from palm_ds.data.reader.regions import ImageRegions, unimo_line
+from palm_ds.data.reader.table import MEMORY
 from palm_ds.data.sources.source import CachesResults, train_heldout_split
 from palm_ds.text.tokenizer import CHINESE, Tokenizer
 from palm_ds.text.tokens import SpecialTokens, TokenSpan
@@ -138,11 +139,18 @@ class TableSource(CachesResults):
                 f"{missing}; {texts} was read as a text on each line (`format: text`): give "
                 "another `format`, such as conll, or rename it, as to names.conll"
             )
+        memory = self.table.files[0].format == MEMORY
+        if memory and {*self.columns} == {"text_a", "text_b"}:
+            raise UserError(
+                f"{missing}: a tuple of two texts is a pair of them; give rows such as "
+                f'{{"text_a": ..., "{column}": ...}}'
+            )
         unused = self.table.unused
         also = f", and without a role {', '.join(unused[:12])}" if unused else ""
+        option = "" if memory else f", or --columns {column}=NAME"
         raise UserError(
             f"{missing}; it has {', '.join(self.columns)}{also}; "
-            f"map one with `columns: {{{column}: NAME}}`, or --columns {column}=NAME"
+            f"map one with `columns: {{{column}: NAME}}`{option}"
         )
 
     def column(self, name: str) -> list[Any]:

@@ -65,11 +65,12 @@ async def _invalid(request: Request, error: Exception) -> Response:
     """A body that lacks something: what and where, in one line."""
     assert isinstance(error, RequestValidationError)
     errors = error.errors()
-    place, kind = _place(errors[0]["loc"])
-    kinds = dict.fromkeys(_place(each["loc"])[1] for each in errors)
+    places = [_place(each["loc"]) for each in errors]
+    place, kind = places[0]
     message = f"{place}: {errors[0]['msg']}"
     if kind:
-        message = f"{place}: expected " + " or ".join(_KINDS.get(each, each) for each in kinds)
+        kinds = dict.fromkeys(kind for other, kind in places if other == place and kind)
+        message = f"{place}: expected " + " or ".join(_KINDS[each] for each in kinds)
     if isinstance(error.body, bytes):
         message = "the body: send JSON with the header Content-Type: application/json"
     return await _refused(request, RequestError(422, message))
@@ -80,8 +81,10 @@ _KINDS = {
     "tuple[str, str]": "a pair of texts",
     "list[str]": "a list of texts",
     "dict[str,any]": "an object",
+    "list[list[str]]": "lists of texts",
     "list[int]": "a list of ids",
     "list[list[int]]": "lists of ids",
+    "RerankedText": "an object with a `text`",
 }
 """Pydantic's names of what a value may be."""
 
@@ -96,8 +99,10 @@ def _place(parts: Sequence[int | str]) -> tuple[str, str]:
             continue
         elif not place:
             place = str(part)
-        else:
+        elif part in _KINDS:
             kind = kind or str(part)
+        elif not kind:
+            place += f".{part}"
     return place or "the body", kind
 
 

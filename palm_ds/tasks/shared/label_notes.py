@@ -20,7 +20,7 @@ _MAX_NAMED = 3
 def label_notes(names: Collection[str], *, rows: int) -> list[str]:
     """Notes on the class names in `rows` rows of a table."""
     names = sorted(names)
-    numbers = {name: number for name in names if (number := _number(name)) is not None}
+    numbers = {name: number for name in names if (number := finite_number(name)) is not None}
     words = [name for name in names if name not in numbers]
     notes = alike_notes(names)
     if not words and len(names) >= _MANY_NUMBERS and any(x % 1 for x in numbers.values()):
@@ -42,6 +42,11 @@ def label_notes(names: Collection[str], *, rows: int) -> list[str]:
             f"quotation marks are part of {_listed(quoted)}; `format: csv` under `read` removes "
             "them"
         )
+    if lists := [name for name in words if name.startswith("[") or name.endswith("]")]:
+        notes.append(
+            f"brackets are part of {_listed(lists)}; a list in a cell is text: write the names of "
+            "`multi_label` with a `separator`, or lists in JSON lines"
+        )
     if len(names) >= _MANY_CLASSES and 2 * len(names) > rows:
         notes.append(f"{len(names)} classes in {rows} rows; is this the right label column?")
     return notes
@@ -60,15 +65,15 @@ def alike_notes(names: Iterable[str]) -> list[str]:
 
 
 def _plain(name: str) -> str | float:
-    number = _number(name)
+    number = finite_number(name)
     if number is not None:
         return number
     seen = unicodedata.normalize("NFKC", name)
     return "".join(x for x in seen if x.isprintable() and not x.isspace()).casefold()
 
 
-def _number(name: str) -> float | None:
-    """Whether a name is a finite number."""
+def finite_number(name: str) -> float | None:
+    """The finite number that a name is, or None."""
     try:
         number = float(name)
     except ValueError:

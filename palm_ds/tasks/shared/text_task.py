@@ -20,7 +20,7 @@ from palm_ds.data.tasks.example import Example, build_input, layouts
 from palm_ds.data.tasks.interfaces import StoredPrediction
 from palm_ds.data.tasks.task import TableTask, Task
 from palm_ds.model.heads.outputs import ExportedHead
-from palm_ds.tasks.shared.label_notes import label_notes
+from palm_ds.tasks.shared.label_notes import finite_number, label_notes
 
 MOST_LABELS = 10_000
 """With more distinct labels than this, the label column is probably wrong."""
@@ -286,10 +286,8 @@ class ClassesTask(TextTask):
 
 
 def _order(name: str) -> tuple[int, float, str]:
-    try:
-        return 0, float(name), name
-    except ValueError:
-        return 1, 0.0, name
+    number = finite_number(name)  # "nan" is a name: as a number it has no place in an order
+    return (1, 0.0, name) if number is None else (0, number, name)
 
 
 def level(lengths: np.ndarray, most: int | np.ndarray) -> np.ndarray:

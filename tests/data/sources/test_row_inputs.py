@@ -22,6 +22,7 @@ from palm_ds.data.sources.row_inputs import (
     open_rows,
     train_and_dev,
 )
+from palm_ds.data.sources.table import TableSource
 from palm_ds.tasks.classification import Classification
 
 TEXTS = ({"text_a": "a fine film"}, {"text_a": "dull"})
@@ -84,7 +85,23 @@ def test_tuples_with_a_label() -> None:
         {"text_a": "a", "label": 1},
         {"text_a": "b", "label": 0.5},
     )
+    assert listed([("a", True), ("b", np.True_)]) == (
+        {"text_a": "a", "label": True},
+        {"text_a": "b", "label": True},
+    )
     assert listed([("a", "b", "c")]) == ({"text_a": "a", "text_b": "b", "label": "c"},)
+
+
+def test_the_second_of_two_texts_is_no_label() -> None:
+    source = TableSource.of_labels(open_rows(listed(PAIRS), TableSettings(), "train"))
+    expected = (
+        r'no column \'label\': a tuple of two texts .* such as {"text_a": ..., "label": ...}$'
+    )
+    with pytest.raises(UserError, match=expected):
+        source.need("label", "tasks.mood")
+    source = TableSource.of_labels(open_rows(listed(TEXTS), TableSettings(), "train"))
+    with pytest.raises(UserError, match="map one with `columns: {label: NAME}`$"):
+        source.need("label", "tasks.mood")
 
 
 def test_missing_values_are_none() -> None:
@@ -179,7 +196,10 @@ def test_what_is_no_row(message: str) -> None:
 
 def test_a_data_frame_without_the_columns() -> None:
     rows = listed(pd.DataFrame({"body": ["a"], "score": [1]}))
-    with pytest.raises(UserError, match=r"^train: no known column among `body`, `score`; assign"):
+    expected = (
+        "^train: no known column among `body`, `score`; assign .*: {text_a: NAME, label: NAME}$"
+    )
+    with pytest.raises(UserError, match=expected):
         open_rows(rows, TableSettings(), "train")
     with pytest.raises(UserError, match=r"^train: is empty; give at least one row$"):
         open_rows(listed(pd.DataFrame({"text": []})), TableSettings(), "train")

@@ -159,6 +159,21 @@ def test_the_last_row_of_an_id_stays(
     assert {each["id"]: each["text"] for each in found} == {"1": "very good", "2": "so so"}
 
 
+def test_a_search_that_finds_nothing_says_why(
+    words_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def why(*options: str) -> str:
+        capsys.readouterr()
+        assert main(["index", "search", str(tmp_path / "i"), "so", *options]) == 0
+        return capsys.readouterr().err
+
+    answer(capsys, "build", tmp_path / "i", words_run, rows(tmp_path, 0, 3), "--pooling", "splade")
+    both = "nothing found: no text has a word of the query and passes --filter\n"
+    assert why("--filter", '{"even": "no"}') == both
+    answer(capsys, "delete", tmp_path / "i", "0", "1", "2")
+    assert why() == "nothing found: the index has no texts\n"
+
+
 def test_an_id_that_is_no_text_is_refused(
     words_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
