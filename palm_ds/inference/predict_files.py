@@ -353,9 +353,11 @@ def _scored(task: TableTask, source: TableSource, read: TableSettings) -> np.nda
     labels are not there all of them: it has no scores, or needs no labels."""
     if not any(role in source.columns for role in task.label_roles()):
         return np.ones(len(source), bool)
-    drops = drops_of(read)
-    kept = [not dropped(source.row(item), drops) for item in range(len(source))]
-    return task.labeled(source) & np.array(kept, bool)
+    scored = task.labeled(source)
+    if drops := drops_of(read):
+        kept = [not dropped(source.row(item), drops) for item in range(len(source))]
+        scored = scored & np.array(kept, bool)
+    return scored
 
 
 def _check_labels(task: TableTask, source: TableSource) -> None:
