@@ -36,7 +36,7 @@ from palm_ds.train.report.run_log import RunLog
 from palm_ds.train.setup.build import AnyStream
 from palm_ds.train.setup.corpus_check import CorpusCheck
 from palm_ds.train.setup.extend import ModelSignature
-from palm_ds.train.setup.run_folder import RunSpec
+from palm_ds.train.setup.run_folder import RunSpec, restore_folder
 from palm_ds.train.setup.sources import Data
 
 EventHandler = Callable[[str, Mapping[str, Any]], None]
@@ -284,6 +284,9 @@ class Loop:
             "started_before": sorted(self.started_before),
             "recovery": self.recovery.record(),
         }
+        if self.log and restore_folder(self.run, self.engine.config, self.data):
+            text = "was moved or deleted while this run trains; it is written again"
+            self.log.event("folder", f"{self.run.folder / 'recipe.yaml'}: {text}")
         keep = self.recovery.retention(done, self.best.values)
         self.saver.save(state, done, keep=keep, **how)
 

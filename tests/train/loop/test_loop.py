@@ -158,6 +158,26 @@ def test_best_weights_that_a_full_disk_cannot_keep_do_not_count(
     assert read_info(run / "weights" / INFO).made_by["steps"] >= 4
 
 
+@pytest.mark.parametrize("lost", ["run", "run/recipe.yaml"])
+def test_a_run_whose_folder_is_moved_or_deleted_can_be_resumed(
+    tables: Path, tmp_path: Path, lost: str
+) -> None:
+    """Its checkpoints were "not a run folder", and its end was a traceback."""
+    run, settings = tmp_path / "run", {"save_every": 3}
+    made = trainer(tables, run, settings)
+
+    def lose(event: object) -> None:
+        if isinstance(event, palm.event.BeginIteration) and event.batch_id + 1 == 5:
+            os.rename(tmp_path / lost, tmp_path / "old")
+
+    made.train(lose)
+    assert "it is written again" in events_in(run)["folder"]
+    assert checkpoint.steps_in(run / "checkpoints")[0] == 8
+    shutil.rmtree(run / "weights")
+    again = trainer(tables, run, settings)
+    assert again.train() and again.cur_train_step == 8
+
+
 def phases(folder: Path, corpus: Path) -> RunSpec:
     """A run of two stages of four steps, the first with rotary bases of its own."""
     masks = "knowledge_masking"
