@@ -280,7 +280,7 @@ def _stage(sections: dict[str, Any], where: str) -> int:
     zero = sections.setdefault("zero_optimization", {})
     _expect_section(zero, f"{where}: zero_optimization")
     stage = zero.setdefault("stage", 0)
-    if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
+    if type(stage) is not int or stage not in (0, 1, 2, 3):
         raise UserError(
             f"{where}: zero_optimization.stage: expected 0, 1, 2 or 3, got {shorten(stage)}"
         )
@@ -394,3 +394,5 @@ def _check_kinds(sections: Mapping[str, Any], where: str) -> None:
             raise UserError(
                 f"{where}: {key}: expected a number, true, false or a section, got {shorten(value)}"
             )
+    if not (steps := sections.get("steps_per_print", 1)):
+        raise UserError(f"{where}: steps_per_print: expected 1 or more, got {shorten(steps)}")

@@ -229,6 +229,11 @@ BAD: dict[str, tuple[str, str]] = {
     "sum": ('{"gradient_allreduce_op": "sum"}', "already divided by the count"),
     "old name": ('{"bfloat16": {"enabled": true}}', 'write "bf16"'),
     "text for a number": ('{"steps_per_print": "often"}', "steps_per_print: expected a number"),
+    "no steps": ('{"steps_per_print": 0}', "steps_per_print: expected 1 or more, got 0"),
+    "stage with a fraction": (
+        '{"zero_optimization": {"stage": 2.0}}',
+        "zero_optimization.stage: expected 0, 1, 2 or 3, got 2.0",
+    ),
     "null": ('{"wall_clock_breakdown": null}', "wall_clock_breakdown: expected .* got null"),
     "activations": ('{"activation_checkpointing": {}}', "set palm_ds.activation_checkpointing"),
     "not a section": ('{"comms_logger": 3}', "comms_logger: DeepSpeed cannot read it"),
