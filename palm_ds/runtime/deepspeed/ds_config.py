@@ -56,9 +56,16 @@ _NOT_WITH_US = {
     "torch_autocast": "use bf16 or fp16",
     "use_node_local_storage": "a checkpoint is one folder that all processes share",
     "checkpoint": "palm_ds writes checkpoints itself",
+    "datastates_ckpt": "palm_ds writes checkpoints itself",
     "data_types": "use bf16 or fp16",
     "bfloat16": 'write "bf16"',
     "activation_checkpointing": "set palm_ds.activation_checkpointing",
+}
+_NOT_IN_ZERO = {
+    "round_robin_gradients": "DeepSpeed mixes up which parameter a value belongs to, in "
+    "checkpoints and exports too",
+    "legacy_stage1": "DeepSpeed has removed it",
+    "zenflow": "it needs an optimizer of its own",
 }
 _SWAPPED_VALUES = 100_000_000
 """Default of `sub_group_size` with optimizer state in files: buffers of 2 GB; with DeepSpeed's, of
@@ -285,11 +292,9 @@ def _stage(sections: dict[str, Any], where: str) -> int:
             f"{where}: zero_optimization.stage: expected 0, 1, 2 or 3, got {shorten(stage)}"
         )
     _check_offload(zero, stage, f"{where}: zero_optimization")
-    if zero.get("round_robin_gradients"):
-        raise UserError(
-            f"{where}: zero_optimization.round_robin_gradients: must be false; DeepSpeed "
-            "mixes up which parameter a value belongs to, in checkpoints and exports too"
-        )
+    for key, why in _NOT_IN_ZERO.items():
+        if zero.get(key):
+            raise UserError(f"{where}: zero_optimization.{key}: not supported; {why}")
     if zero.get("compute_grad_norm") is False:
         raise UserError(
             f"{where}: zero_optimization.compute_grad_norm: must be true; non-finite "

@@ -192,8 +192,17 @@ BAD: dict[str, tuple[str, str]] = {
     ),
     "round robin": (
         '{"zero_optimization": {"stage": 1, "round_robin_gradients": true}}',
-        "round_robin_gradients: must be false",
+        "round_robin_gradients: not supported; DeepSpeed mixes up",
     ),
+    "zenflow": (
+        '{"zero_optimization": {"stage": 2, "zenflow": {"topk_ratio": 0.1}}}',
+        "zero_optimization.zenflow: not supported; it needs an optimizer of its own",
+    ),
+    "legacy": (
+        '{"zero_optimization": {"stage": 1, "legacy_stage1": true}}',
+        "zero_optimization.legacy_stage1: not supported; DeepSpeed has removed it",
+    ),
+    "another engine": ('{"datastates_ckpt": {}}', "palm_ds writes checkpoints itself"),
     "no norm": (
         '{"zero_optimization": {"stage": 1, "compute_grad_norm": false}}',
         "compute_grad_norm: must be true",
