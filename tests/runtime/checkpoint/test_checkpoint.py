@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import TemporaryError, UserError
 from palm_ds.runtime.checkpoint import checkpoint
 from palm_ds.runtime.checkpoint.checkpoint import (
     FileManifest,
@@ -187,6 +187,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda p: os.truncate(p / "manifest.json", 60),
         "manifest.json is damaged",
     ),
+    "unreadable manifest": (
+        lambda p: ((p / "manifest.json").unlink(), (p / "manifest.json").mkdir()),
+        "manifest.json cannot be read: Is a directory",
+    ),
     "another manifest": (
         lambda p: (p / "manifest.json").write_text('{"format": 99}'),
         "manifest.json has format 99, this version reads 3",
@@ -238,6 +242,18 @@ def test_no_good_checkpoint_is_an_error(tmp_path: Path) -> None:
     for step in (1, 2):
         flip(tmp_path / f"step_0000000{step}" / "shard0.pt")
     with pytest.raises(UserError, match="no good checkpoint among 2 .*0002: .*0001: .*choose"):
+        find(tmp_path)
+
+
+def test_checkpoints_that_cannot_be_read_are_no_mistake(tmp_path: Path, monkeypatch) -> None:
+    """A run that is started again while a file server is away was never started once more."""
+    save(tmp_path, 1)
+
+    def fail(path: Path) -> str:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr(checkpoint, "sha256_of_file", fail)
+    with pytest.raises(TemporaryError, match="cannot be read: Input/output error.*tries again"):
         find(tmp_path)
 
 
