@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import NonNegativeFloat, NonNegativeInt
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from palm_ds.common.config import override, parse, read_json, shorten
 from palm_ds.common.errors import UserError, suggest
@@ -99,7 +99,7 @@ class PalmSection:
     kernels: Mapping[str, str] = field(default_factory=dict)
     """{operation: implementation}, as in docs/model.md; "auto" or missing: the fastest."""
     comms: Comms = Comms()
-    timeout_minutes: NonNegativeFloat = 30.0
+    timeout_minutes: PositiveFloat = 30.0
     """Time that a process waits for the others before it gives up."""
     watchdog_minutes: NonNegativeFloat | None = None
     """End the process (exit code 42) if no step finishes within this time; 0: never. Default: 20

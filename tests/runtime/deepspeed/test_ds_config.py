@@ -268,6 +268,10 @@ BAD: dict[str, tuple[str, str]] = {
         '{"palm_ds": {"watchdog_minutes": "2"}}',
         'palm_ds.watchdog_minutes: expected a number, got "2"',
     ),
+    "ours nothing": (
+        '{"palm_ds": {"timeout_minutes": 0}}',
+        "palm_ds.timeout_minutes: expected a number above 0, got 0",
+    ),
     "ours true": (
         '{"palm_ds": {"timeout_minutes": true}}',
         "palm_ds.timeout_minutes: expected a number, got true",
