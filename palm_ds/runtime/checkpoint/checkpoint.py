@@ -253,7 +253,11 @@ def _agree(group: ProcessGroup, error: str, published: Path) -> None:
 
 
 def _failed(published: Path, why: str) -> SaveError:
-    older = [step for step in steps_in(published.parent) if folder_name(step) != published.name]
+    try:
+        steps = steps_in(published.parent)
+    except OSError as error:  # a file server that is away
+        return SaveError(f"{published}: cannot be saved: {why}; {_reason(error)}")
+    older = [step for step in steps if folder_name(step) != published.name]
     last = f"the last one is {folder_name(older[0])}" if older else "there is no older one"
     return SaveError(f"{published}: cannot be saved: {why}; {last}")
 

@@ -184,11 +184,10 @@ def restore_folder(run: RunSpec, config: Mapping[str, Any], data: Data) -> bool:
     """Write these files again if somebody has moved or deleted them while the run trains, such as a
     file system that removes old ones: without them, its checkpoints cannot be resumed. Returns
     whether it did."""
-    if (run.folder / "recipe.yaml").exists():
-        return False
     with suppress(OSError, UserError):  # a full disk, for example: the checkpoint meets it as well
-        write_folder(run, config, data)
-        return True
+        if not (run.folder / "recipe.yaml").exists():
+            write_folder(run, config, data)
+            return True
     return False
 
 

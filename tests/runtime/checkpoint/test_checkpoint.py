@@ -292,6 +292,20 @@ def test_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
         save(tmp_path / "file" / "checkpoints", 1)
 
 
+def test_a_save_while_the_file_server_is_away_is_an_error_of_the_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looking for an older checkpoint, for the message, ended the run."""
+
+    def fail(path: Path, **_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    for method in ("mkdir", "is_dir"):
+        monkeypatch.setattr(Path, method, fail)
+    with pytest.raises(SaveError, match="cannot be saved: process 0: Input/output error"):
+        save(tmp_path, 1)
+
+
 def test_leftovers_are_reported_and_removed_at_the_next_save(tmp_path: Path) -> None:
     save(tmp_path, 1)
     (tmp_path / "step_00000002.partial").mkdir()
