@@ -35,6 +35,7 @@ from palm_ds.runtime.checkpoint.engine_state import EngineState, full_state_dict
 from palm_ds.runtime.checkpoint.shard_files import ResizedTable
 from palm_ds.runtime.checkpoint.writer import SavedCheckpoint
 from palm_ds.runtime.deepspeed.ds_config import DSConfig
+from palm_ds.runtime.deepspeed.ds_config_check import reason
 from palm_ds.runtime.device.memory import names_micro_batch
 from palm_ds.runtime.device.torch_settings import use_tf32
 from palm_ds.runtime.optimizer.optimizer import OptimizerConfig, build_optimizer
@@ -391,9 +392,12 @@ def _initialize(
     check_precision(ds_config, processes.device)
     use_tf32(ds_config.tf32, processes.device)
     swap = SwapFolder.claim(ds_config, model, processes)
-    engine: Any = deepspeed.initialize(
-        model=model, optimizer=optimizer, config=swap.in_config(config)
-    )[0]
+    try:
+        engine: Any = deepspeed.initialize(
+            model=model, optimizer=optimizer, config=swap.in_config(config)
+        )[0]
+    except AssertionError as error:  # of DeepSpeed: settings that do not go together
+        raise UserError(f"{ds_config.path}: DeepSpeed refuses it: {reason(error)}") from None
     set_up_skipping(engine.optimizer, ds_config)
     guard_swapping(engine.optimizer)
     if processes.world == 1 and ds_config.stage == 0:

@@ -30,7 +30,8 @@ def write_file_atomically(path: str | Path, data: str | bytes) -> None:
     """Replaces a file with `data` (text as UTF-8). Several processes may write the same file. An
     OSError names it; a place where no file can be made is a UserError."""
     path = Path(path)
-    part = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    # no process number: containers that share a folder may have the same ones
+    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         part.write_bytes(data.encode("utf-8") if isinstance(data, str) else data)
         move_into_place(part, path)

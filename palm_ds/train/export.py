@@ -48,7 +48,7 @@ from palm_ds.weights.formats.huggingface.model_card import Provenance
 from palm_ds.weights.formats.huggingface.target import family_to_write
 from palm_ds.weights.formats.native import ADAPTER, WEIGHTS
 from palm_ds.weights.formats.onnx.description import FOLDER as ONNX
-from palm_ds.weights.formats.weights_info import INFO, WeightsInfo, read_info
+from palm_ds.weights.formats.weights_info import INFO, WeightsInfo, damaged_files, read_info
 from palm_ds.weights.generator_weights import generator_state, why_no_folder
 from palm_ds.weights.peft_adapter import FOLDER, has_adapter, write_adapter
 
@@ -116,11 +116,20 @@ class FinalWeights:
 
 
 def best_weights(run: RunSpec, last: FinalWeights, log: RunLog | None) -> FinalWeights:
-    """The best weights with `evaluate.best`, else the last ones. Only rank 0 has a log."""
+    """The best weights with `evaluate.best`, else the last ones, also if those in best/ are damaged
+    or deleted. Only rank 0 has a log."""
     best = run.recipe.evaluate.best
-    if log is None or not best or not run.best.exists():
+    if log is None or not best:
         return last
-    steps = read_info(run.best / INFO).made_by["steps"]
+    try:
+        info = read_info(run.best / INFO)
+        if damaged := damaged_files(run.best, info):
+            raise UserError(damaged[0])
+    except UserError as error:
+        text = f"the best weights by {best} are lost: {error}; the final weights are those of step "
+        log.event("best lost", f"{text}{last.steps:,}, the last")
+        return last
+    steps = info.made_by["steps"]
     log.event("chosen", f"final weights: step {steps:,}, the best by {best}", of_step=steps)
     adapter = load_file(run.best / ADAPTER) if run.recipe.lora else {}
     return FinalWeights(state=load_file(run.best / WEIGHTS), adapter=adapter, steps=steps)

@@ -22,7 +22,7 @@ from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.model.lora import add_lora
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.checkpoint import checkpoint
-from palm_ds.runtime.checkpoint.full_disk import is_full
+from palm_ds.runtime.checkpoint.full_disk import may_pass
 from palm_ds.runtime.device.memory import host_memory
 from palm_ds.runtime.optimizer.optimizer import optimizer_class
 from palm_ds.runtime.optimizer.param_groups import Selection
@@ -205,7 +205,7 @@ class TrainingRun:
             else f"the last checkpoint is of step {saved}, and the same command continues from it"
         )
         text = f"{self.run.folder}: the final weights cannot be written: {problem}; {rest}"
-        if not is_full(problem):
+        if not may_pass(problem):
             return UserError(text)
         stopped = complete and self.loop.saver.flag.stop_requested
         return TemporaryError(text, errors.STOPPED if stopped else errors.FAILED)

@@ -630,6 +630,10 @@ def test_mistakes_are_one_line(tables, tmp_path):
         "tests.helpers.own_encoder.Idle: spare.weight is not used": lambda: trainer(
             tables, recipe={"backbone": {"kind": "tests.helpers.own_encoder.Idle"}}
         ).train(),
+        "deepspeed config: DeepSpeed refuses it: gradient_predivide_factor != 1.0": lambda: trainer(
+            tables,
+            deepspeed_config={"zero_optimization": {"stage": 2}, "gradient_predivide_factor": 2},
+        ).train(),
         r"train\[1\]: expected a mapping with columns, a text or a pair of texts, got 5": lambda: (
             palm.Trainer(
                 palm.tasks.Classification.on(train=[{"text_a": "a"}, 5]), backbone=start

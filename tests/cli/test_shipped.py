@@ -41,9 +41,24 @@ def test_a_name_means_the_shipped_file(
     monkeypatch.chdir(tmp_path)
     assert shipped.find_recipe(name) == str(root / "launch/recipes/finetune/rte.yaml")
     assert capsys.readouterr().err.startswith(f"note: {name}: the shipped recipe ")
-    monkeypatch.setenv("RANK", "1")
-    shipped.find_recipe(name)
-    assert capsys.readouterr().err == "", "one process says so"
+
+
+@pytest.mark.parametrize(
+    "launched",
+    [
+        {"RANK": "1", "WORLD_SIZE": "2"},
+        {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"},
+        {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"},
+    ],
+)
+def test_one_process_of_a_launcher_names_the_shipped_file(
+    launched: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, value in launched.items():
+        monkeypatch.setenv(name, value)
+    shipped.find_recipe("rte")
+    assert capsys.readouterr().err == ""
 
 
 def test_a_file_that_exists_comes_first(tmp_path: Path, monkeypatch, capsys) -> None:

@@ -7,6 +7,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -222,3 +223,11 @@ def test_an_existing_folder_is_only_replaced_with_aside(tmp_path: Path) -> None:
     assert names(tmp_path / "target") == ["target"]
     move_into_place(tmp_path / "part", tmp_path / "target", aside=tmp_path / "old")
     assert (names(tmp_path / "target"), names(tmp_path / "old")) == (["part"], ["target"])
+
+
+def test_writers_with_the_same_process_number(tmp_path: Path) -> None:
+    """As two containers that share a cache: one moved the other's half-written file."""
+    text = "x" * 100_000
+    with ThreadPoolExecutor(4) as writers:
+        list(writers.map(lambda _: write_file_atomically(tmp_path / "a", text), range(40)))
+    assert [path.read_text() for path in tmp_path.iterdir()] == [text]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -84,7 +84,7 @@ class Graph:
         with self._use:
             data, about = self._index.save(), self._about()
         header = json.dumps({**about, "sha256": hashlib.sha256(data).hexdigest()})
-        part = folder / f".{FILE}.{os.getpid()}.tmp"
+        part = folder / f".{FILE}.{secrets.token_hex(4)}.tmp"
         try:
             with part.open("wb") as file:
                 file.write(f"{header}\n".encode())

@@ -33,7 +33,7 @@ from typing import Any, TypeVar
 from safetensors import SafetensorError
 
 from palm_ds.common.atomic import move_into_place, sync
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import TemporaryError, UserError
 from palm_ds.common.files import sha256_of_file
 from palm_ds.common.json_files import seal_problem, write_sealed_json
 from palm_ds.runtime.processes.process_group import SINGLE_PROCESS, ProcessGroup
@@ -43,6 +43,7 @@ FORMAT = 3
 MANIFEST = "manifest.json"
 PARTIAL = ".partial"
 _OLD_SUFFIX = ".old" + PARTIAL  # being deleted
+_UNREADABLE = "cannot be read"
 _NAME = re.compile(r"step_(\d{8,})")
 
 
@@ -252,7 +253,11 @@ def _agree(group: ProcessGroup, error: str, published: Path) -> None:
 
 
 def _failed(published: Path, why: str) -> SaveError:
-    older = [step for step in steps_in(published.parent) if folder_name(step) != published.name]
+    try:
+        steps = steps_in(published.parent)
+    except OSError as error:  # a file server that is away
+        return SaveError(f"{published}: cannot be saved: {why}; {_reason(error)}")
+    older = [step for step in steps if folder_name(step) != published.name]
     last = f"the last one is {folder_name(older[0])}" if older else "there is no older one"
     return SaveError(f"{published}: cannot be saved: {why}; {last}")
 
@@ -288,8 +293,9 @@ def latest_good(
     """The newest good checkpoint; None if there are no checkpoints.
 
     Invalid ones are skipped and reported through `warn` (on rank 0). Raises UserError if there are
-    checkpoints but no good one. `at_most`: those of later steps are ignored, and None is returned
-    if there are no others; those later than `valid` (default: `at_most`) count as invalid.
+    checkpoints but no good one, TemporaryError if one of them could not be read. `at_most`: those
+    of later steps are ignored, and None is returned if there are no others; those later than
+    `valid` (default: `at_most`) count as invalid.
     """
     if group.rank == 0:
         for entry in sorted(folder.glob("*" + PARTIAL)):
@@ -313,10 +319,10 @@ def latest_good(
         if group.rank == 0:
             warn(f"{path}: not used: {problem}")
     if reasons:
-        raise UserError(
-            f"{folder}: no good checkpoint among {len(reasons)} ({'; '.join(reasons)}); "
-            "restore one, or choose another run folder to start again"
-        )
+        text = f"{folder}: no good checkpoint among {len(reasons)} ({'; '.join(reasons)}); "
+        if any(_UNREADABLE in reason for reason in reasons):  # a file server that is away
+            raise TemporaryError(f"{text}the same command tries again")
+        raise UserError(f"{text}restore one, or choose another run folder to start again")
     return None
 
 
@@ -372,7 +378,9 @@ def _manifest(path: Path) -> tuple[dict[str, Any], str]:
         _check_contents(manifest)
     except FileNotFoundError:
         return {}, f"{MANIFEST} is missing"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError):
+    except OSError as error:
+        return {}, f"{MANIFEST} {_UNREADABLE}: {_reason(error)}"
+    except (ValueError, KeyError, TypeError, AttributeError, AssertionError):
         return {}, f"{MANIFEST} is damaged"
     return manifest, ""
 
@@ -403,7 +411,7 @@ def check_file(path: Path, entry: Mapping[str, Any]) -> str:
     except FileNotFoundError:
         return f"{path.name} is missing"
     except OSError as error:
-        return f"{path.name} cannot be read: {_reason(error)}"
+        return f"{path.name} {_UNREADABLE}: {_reason(error)}"
     if digest != entry["sha256"]:
         return f"{path.name} has changed since it was written (checksum mismatch)"
     return ""

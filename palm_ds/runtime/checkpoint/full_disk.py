@@ -1,9 +1,10 @@
-"""Retries on a full or read-only disk or a used-up quota: wait and try again.
+"""Retries on a full or read-only disk, a used-up quota or a file server that is away: wait and try
+again.
 
     problem = retried(write, group=processes, say=print, stop=lambda: flag.stop_requested)
 
 Nothing is lost while training continues, since it needs no disk; what must be written (the last
-checkpoint, the final weights) is tried again until somebody has freed some space.
+checkpoint, the final weights) is tried again until there is space, or the server is back.
 """
 
 from __future__ import annotations
@@ -18,16 +19,18 @@ from safetensors import SafetensorError
 from palm_ds.common.errors import UserError
 from palm_ds.runtime.processes.process_group import ProcessGroup
 
-_WORDS = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS))
+_FULL = errno.ENOSPC, errno.EDQUOT, errno.EROFS
+_AWAY = errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN
+_WORDS = tuple(map(os.strerror, (*_FULL, *_AWAY)))
 RETRY_SECONDS = 30.0
 PATIENCE_SECONDS = 1800.0
-"""How long a finished run waits for space."""
+"""How long a finished run waits."""
 STOPPING_SECONDS = 20.0
 """How long a run that was asked to stop waits: it is killed soon after."""
 
 
-def is_full(problem: str) -> bool:
-    """Whether a problem is that of a full, used-up or read-only disk, and may pass."""
+def may_pass(problem: str) -> bool:
+    """Whether a problem is that of a full, used-up or read-only disk or of a file server."""
     return any(words in problem for words in _WORDS)
 
 
@@ -54,13 +57,13 @@ def retried(
     patience: float = PATIENCE_SECONDS,
     pause: float = RETRY_SECONDS,
 ) -> str:
-    """Repeat `attempt` while the disk is full, for up to `patience` seconds or until `stop()` on
-    some process. Returns why the last one failed, or nothing. `attempt` returns the same on all
+    """Repeat `attempt` while its problem may pass, for up to `patience` seconds or until `stop()`
+    on some process. Returns why the last one failed, or nothing. `attempt` returns the same on all
     processes, as `at_rank0` does. Collective."""
     pause = min(pause, patience)
     left = round(patience / pause) if pause else 0
     said = ""
-    while (problem := attempt()) and is_full(problem) and left and not _any(group, stop):
+    while (problem := attempt()) and may_pass(problem) and left and not _any(group, stop):
         if problem != said:
             say(f"{problem}; tries again every {pause:g} s for {left * pause / 60:.3g} minutes")
             said = problem

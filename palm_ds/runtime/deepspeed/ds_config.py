@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import NonNegativeFloat, NonNegativeInt
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from palm_ds.common.config import override, parse, read_json, shorten
 from palm_ds.common.errors import UserError, suggest
@@ -56,9 +56,16 @@ _NOT_WITH_US = {
     "torch_autocast": "use bf16 or fp16",
     "use_node_local_storage": "a checkpoint is one folder that all processes share",
     "checkpoint": "palm_ds writes checkpoints itself",
+    "datastates_ckpt": "palm_ds writes checkpoints itself",
     "data_types": "use bf16 or fp16",
     "bfloat16": 'write "bf16"',
     "activation_checkpointing": "set palm_ds.activation_checkpointing",
+}
+_NOT_IN_ZERO = {
+    "round_robin_gradients": "DeepSpeed mixes up which parameter a value belongs to, in "
+    "checkpoints and exports too",
+    "legacy_stage1": "DeepSpeed has removed it",
+    "zenflow": "it needs an optimizer of its own",
 }
 _SWAPPED_VALUES = 100_000_000
 """Default of `sub_group_size` with optimizer state in files: buffers of 2 GB; with DeepSpeed's, of
@@ -92,7 +99,7 @@ class PalmSection:
     kernels: Mapping[str, str] = field(default_factory=dict)
     """{operation: implementation}, as in docs/model.md; "auto" or missing: the fastest."""
     comms: Comms = Comms()
-    timeout_minutes: NonNegativeFloat = 30.0
+    timeout_minutes: PositiveFloat = 30.0
     """Time that a process waits for the others before it gives up."""
     watchdog_minutes: NonNegativeFloat | None = None
     """End the process (exit code 42) if no step finishes within this time; 0: never. Default: 20
@@ -280,16 +287,14 @@ def _stage(sections: dict[str, Any], where: str) -> int:
     zero = sections.setdefault("zero_optimization", {})
     _expect_section(zero, f"{where}: zero_optimization")
     stage = zero.setdefault("stage", 0)
-    if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
+    if type(stage) is not int or stage not in (0, 1, 2, 3):
         raise UserError(
             f"{where}: zero_optimization.stage: expected 0, 1, 2 or 3, got {shorten(stage)}"
         )
     _check_offload(zero, stage, f"{where}: zero_optimization")
-    if zero.get("round_robin_gradients"):
-        raise UserError(
-            f"{where}: zero_optimization.round_robin_gradients: must be false; DeepSpeed "
-            "mixes up which parameter a value belongs to, in checkpoints and exports too"
-        )
+    for key, why in _NOT_IN_ZERO.items():
+        if zero.get(key):
+            raise UserError(f"{where}: zero_optimization.{key}: not supported; {why}")
     if zero.get("compute_grad_norm") is False:
         raise UserError(
             f"{where}: zero_optimization.compute_grad_norm: must be true; non-finite "
@@ -394,3 +399,5 @@ def _check_kinds(sections: Mapping[str, Any], where: str) -> None:
             raise UserError(
                 f"{where}: {key}: expected a number, true, false or a section, got {shorten(value)}"
             )
+    if not (steps := sections.get("steps_per_print", 1)):
+        raise UserError(f"{where}: steps_per_print: expected 1 or more, got {shorten(steps)}")

@@ -74,7 +74,7 @@ def check_ranks_are_known() -> None:
         return
     known = any(name in os.environ for name in _SIZES)
     rank = next((name for name in ("RANK", *_RANKS) if name in os.environ), "")
-    if rank and not known:
+    if rank and not known and not _is_only_task(rank):
         raise UserError(
             f"{rank} is set, but nothing says how many processes were started; use torchrun or "
             "deepspeed, or set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT"
@@ -139,6 +139,13 @@ def under_srun() -> bool:
     mpirun = "OMPI_COMM_WORLD_SIZE" in os.environ or "MV2_COMM_WORLD_SIZE" in os.environ
     same = (get("PMI_RANK"), get("PMI_SIZE")) == (get("SLURM_PROCID"), get("SLURM_STEP_NUM_TASKS"))
     return not mpirun and ("PMI_SIZE" not in os.environ or same)
+
+
+def _is_only_task(rank: str) -> bool:
+    """Whether a rank is that of the one task of srun, which sets PMIX_RANK (`--mpi=pmix`) and no
+    size."""
+    get = os.environ.get
+    return get("SLURM_STEP_NUM_TASKS") == "1" and get("SLURM_PROCID") == os.environ[rank]
 
 
 def ranks_of_srun() -> dict[str, str]:

@@ -12,7 +12,7 @@ import socket
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import psutil
+from palm_ds.runtime.processes.launchers import start_ticks
 
 FOLDER = "PALM_DS_STATUS"
 """Environment variable: the folder of the files."""
@@ -26,8 +26,8 @@ class RankStatus:
     rank: int
     host: str
     pid: int
-    created: float = 0.0
-    """When its process was created: a pid alone may be another's later."""
+    ticks: int
+    """When its process started (`start_ticks`): a pid alone may be another's later."""
     step: int = 0
     """Completed steps."""
     saved: int = 0
@@ -44,12 +44,7 @@ class RankStatus:
 
     @property
     def running(self) -> bool:
-        try:
-            process = psutil.Process(self.pid)
-            ended = process.status() == psutil.STATUS_ZOMBIE
-            return not ended and abs(process.create_time() - self.created) < 1
-        except psutil.Error:
-            return False
+        return start_ticks(self.pid) == self.ticks
 
 
 def report(rank: int | None = None, **facts: object) -> None:
@@ -63,9 +58,8 @@ def report(rank: int | None = None, **facts: object) -> None:
     path = Path(folder) / f"{rank}.json"
     before = _read(path)
     if before is None or before.pid != os.getpid():
-        created = psutil.Process().create_time()
-        host = socket.gethostname()
-        before = RankStatus(rank=rank, host=host, pid=os.getpid(), created=created)
+        pid, host = os.getpid(), socket.gethostname()
+        before = RankStatus(rank=rank, host=host, pid=pid, ticks=start_ticks(pid))
     text = json.dumps(asdict(replace(before, **facts)))
     size = max(_BYTES, path.stat().st_size if path.exists() else 0)  # a long reason may be there
     with open(path, "r+b" if path.exists() else "w+b", buffering=0) as file:

@@ -238,10 +238,12 @@ def _belongs_to(process: psutil.Process, name: str) -> bool:
 
 
 def _address() -> str:
-    """At which other hosts reach this one."""
+    """At which other hosts reach this one: not the loopback interface, over which `localhost` of a
+    hostfile is connected."""
     connection = os.environ.get("SSH_CONNECTION", "").split()
-    if len(connection) == 4:
-        return connection[2]
+    address = connection[2] if len(connection) == 4 else ""
+    if address and address != "::1" and not address.startswith("127."):
+        return address
     try:
         done = subprocess.run(["hostname", "-I"], capture_output=True, text=True, timeout=10)
         return (done.stdout.split() or ["127.0.0.1"])[0]

@@ -18,7 +18,7 @@ from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.encoder.flops import training_flops
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.multi_task_model import Model
-from palm_ds.runtime.checkpoint.full_disk import is_full
+from palm_ds.runtime.checkpoint.full_disk import may_pass
 from palm_ds.runtime.device.torch_settings import collecting_between
 from palm_ds.runtime.processes.launchers import host_name
 from palm_ds.runtime.processes.signals import StopFlag
@@ -36,7 +36,7 @@ from palm_ds.train.report.run_log import RunLog
 from palm_ds.train.setup.build import AnyStream
 from palm_ds.train.setup.corpus_check import CorpusCheck
 from palm_ds.train.setup.extend import ModelSignature
-from palm_ds.train.setup.run_folder import RunSpec
+from palm_ds.train.setup.run_folder import RunSpec, restore_folder
 from palm_ds.train.setup.sources import Data
 
 EventHandler = Callable[[str, Mapping[str, Any]], None]
@@ -253,13 +253,13 @@ class Loop:
         self.on_event("evaluation", {"step": done, "scores": self.scores})
 
     def _keep_best(self, done: int, before: Mapping[str, Any]) -> bool:
-        """Write the current weights to best/; on a full disk, return to the best evaluation
+        """Write the current weights to best/; if that fails for now, return to the best evaluation
         `before` instead, whose weights it has. Returns whether it has the current ones."""
         state = self.engine.full_state_dict()
         write = partial(write_best, self.run, self.model, state, self.data, done)
         if not (problem := self.saver.write_at_rank0(write, patience=0.0)):
             return True
-        if not is_full(problem):
+        if not may_pass(problem):
             self.saver.finish(done)
             raise UserError(f"{self.run.best}: the best weights cannot be written: {problem}")
         self.best.restore({**before, "values": self.best.record()["values"]})
@@ -284,6 +284,9 @@ class Loop:
             "started_before": sorted(self.started_before),
             "recovery": self.recovery.record(),
         }
+        if self.log and restore_folder(self.run, self.engine.config, self.data):
+            text = "was moved or deleted while this run trains; it is written again"
+            self.log.event("folder", f"{self.run.folder / 'recipe.yaml'}: {text}")
         keep = self.recovery.retention(done, self.best.values)
         self.saver.save(state, done, keep=keep, **how)
 

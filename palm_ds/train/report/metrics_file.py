@@ -34,13 +34,14 @@ from palm_ds.common.atomic import write_file_atomically
 
 class AppendFile:
     """Lines are written immediately. What the disk does not take is kept, in order, and written
-    with the next line that fits; `say` gets a line when that begins and when it ends."""
+    with the next line that fits; `say` gets a line when that begins and when it ends. The file is
+    opened for each line: it may have been moved or deleted."""
 
     def __init__(self, path: Path, say: Callable[[str], None]):
         self.path, self._say = path, say
-        self._file = path.open("ab", buffering=0)
         self._left = b""
         self._failing = False
+        path.open("ab").close()  # refused now rather than in a week
 
     def append(self, line: str) -> None:
         self._left += line.encode("utf-8") + b"\n"
@@ -48,8 +49,9 @@ class AppendFile:
 
     def _write(self) -> None:
         try:
-            while self._left:
-                self._left = self._left[self._file.write(self._left) or 0 :]
+            with self.path.open("ab", buffering=0) as file:
+                while self._left:
+                    self._left = self._left[file.write(self._left) or 0 :]
         except OSError as error:
             if not self._failing:
                 self._say(f"{self.path}: cannot be written ({error.strerror}); lines are kept")
@@ -61,11 +63,11 @@ class AppendFile:
 
     def close(self) -> None:
         """Write what is left, if that is possible now. May be called twice."""
-        if not self._file.closed:
+        if self._left:
             self._write()
-            if self._left:
-                self._say(f"{self.path}: {self._left.count(10)} lines could not be written")
-            self._file.close()
+        if self._left:
+            self._say(f"{self.path}: {self._left.count(10)} lines could not be written")
+            self._left = b""
 
 
 FILE = "metrics.jsonl"

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import TemporaryError, UserError
 from palm_ds.common.json_files import write_json
 from palm_ds.corpus.corpus_folder import LocalFolder
 from palm_ds.corpus.manifest import file_problem
@@ -40,18 +40,20 @@ class CorpusCheck:
         self._all = sorted({*known, *local})
         files = [(local[key], name) for key in self._new for name in local[key].manifest.files]
         self._mine = files[group.rank :: group.world]
-        self._problem, self._closed, self._done = "", False, not files
+        self._problem: UserError | TemporaryError | None = None
+        self._closed, self._done = False, not files
         self._thread = threading.Thread(target=self._compare, daemon=True, name="corpus check")
         if files:
             self._thread.start()
 
     def collect(self) -> None:
-        """Raises UserError on all processes if one has found a damaged file. Collective."""
+        """Raises UserError on all processes if one has found a damaged file, TemporaryError if it
+        could not read one. Collective."""
         if self._done:
             return
         answers = self._group.gather((self._problem, self._thread.is_alive()))
-        if problem := next((problem for problem, _ in answers if problem), ""):
-            raise UserError(problem)
+        if problem := next((problem for problem, _ in answers if problem), None):
+            raise problem
         if not any(running for _, running in answers):
             self._done = True
             if self._group.rank == 0:
@@ -66,16 +68,17 @@ class CorpusCheck:
         for folder, name in self._mine:
             if self._closed:
                 return
-            stated = folder.manifest.files[name]
+            stated, where = folder.manifest.files[name], f"corpus {folder.path}: {name}"
             try:
                 problem = file_problem(folder.local / name, stated, hashes=True)
             except OSError as error:
-                problem = f"cannot be read: {error.strerror}"
+                text = f"{where} cannot be read: {error.strerror}; the same command continues"
+                self._problem = TemporaryError(text)
+                return
             if problem:
-                self._problem = (
-                    f"corpus {folder.path}: {name} {problem}; the run has ended without saving "
-                    "what it may have learned from it. Copy or prepare the corpus again, then run "
-                    "the same command"
+                self._problem = UserError(
+                    f"{where} {problem}; the run has ended without saving what it may have learned "
+                    "from it. Copy or prepare the corpus again, then run the same command"
                 )
                 return
 

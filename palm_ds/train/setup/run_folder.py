@@ -180,6 +180,17 @@ def write_folder(run: RunSpec, config: Mapping[str, Any], data: Data) -> None:
     write_json(run.folder / "environment.json", environment())
 
 
+def restore_folder(run: RunSpec, config: Mapping[str, Any], data: Data) -> bool:
+    """Write these files again if somebody has moved or deleted them while the run trains, such as a
+    file system that removes old ones: without them, its checkpoints cannot be resumed. Returns
+    whether it did."""
+    with suppress(OSError, UserError):  # a full disk, for example: the checkpoint meets it as well
+        if not (run.folder / "recipe.yaml").exists():
+            write_folder(run, config, data)
+            return True
+    return False
+
+
 def overview(run: RunSpec, stream: AnyStream, model: Model, world: int) -> str:
     """A summary before training: the plan, the model, the batch, the size of an epoch."""
     recipe = run.recipe

@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import TemporaryError, UserError
 from palm_ds.runtime.checkpoint import checkpoint
 from palm_ds.runtime.checkpoint.checkpoint import (
     FileManifest,
@@ -187,6 +187,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda p: os.truncate(p / "manifest.json", 60),
         "manifest.json is damaged",
     ),
+    "unreadable manifest": (
+        lambda p: ((p / "manifest.json").unlink(), (p / "manifest.json").mkdir()),
+        "manifest.json cannot be read: Is a directory",
+    ),
     "another manifest": (
         lambda p: (p / "manifest.json").write_text('{"format": 99}'),
         "manifest.json has format 99, this version reads 3",
@@ -241,6 +245,18 @@ def test_no_good_checkpoint_is_an_error(tmp_path: Path) -> None:
         find(tmp_path)
 
 
+def test_checkpoints_that_cannot_be_read_are_no_mistake(tmp_path: Path, monkeypatch) -> None:
+    """A run that is started again while a file server is away was never started once more."""
+    save(tmp_path, 1)
+
+    def fail(path: Path) -> str:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr(checkpoint, "sha256_of_file", fail)
+    with pytest.raises(TemporaryError, match="cannot be read: Input/output error.*tries again"):
+        find(tmp_path)
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("failure", [None, SafetensorError("I/O error: no space\nmore")])
 def test_a_failed_save_keeps_the_older_checkpoints(
@@ -274,6 +290,20 @@ def test_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SaveError, match="cannot be saved: process 0: .*there is no older one"):
         save(tmp_path / "file" / "checkpoints", 1)
+
+
+def test_a_save_while_the_file_server_is_away_is_an_error_of_the_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looking for an older checkpoint, for the message, ended the run."""
+
+    def fail(path: Path, **_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    for method in ("mkdir", "is_dir"):
+        monkeypatch.setattr(Path, method, fail)
+    with pytest.raises(SaveError, match="cannot be saved: process 0: Input/output error"):
+        save(tmp_path, 1)
 
 
 def test_leftovers_are_reported_and_removed_at_the_next_save(tmp_path: Path) -> None:

@@ -192,8 +192,17 @@ BAD: dict[str, tuple[str, str]] = {
     ),
     "round robin": (
         '{"zero_optimization": {"stage": 1, "round_robin_gradients": true}}',
-        "round_robin_gradients: must be false",
+        "round_robin_gradients: not supported; DeepSpeed mixes up",
     ),
+    "zenflow": (
+        '{"zero_optimization": {"stage": 2, "zenflow": {"topk_ratio": 0.1}}}',
+        "zero_optimization.zenflow: not supported; it needs an optimizer of its own",
+    ),
+    "legacy": (
+        '{"zero_optimization": {"stage": 1, "legacy_stage1": true}}',
+        "zero_optimization.legacy_stage1: not supported; DeepSpeed has removed it",
+    ),
+    "another engine": ('{"datastates_ckpt": {}}', "palm_ds writes checkpoints itself"),
     "no norm": (
         '{"zero_optimization": {"stage": 1, "compute_grad_norm": false}}',
         "compute_grad_norm: must be true",
@@ -229,6 +238,11 @@ BAD: dict[str, tuple[str, str]] = {
     "sum": ('{"gradient_allreduce_op": "sum"}', "already divided by the count"),
     "old name": ('{"bfloat16": {"enabled": true}}', 'write "bf16"'),
     "text for a number": ('{"steps_per_print": "often"}', "steps_per_print: expected a number"),
+    "no steps": ('{"steps_per_print": 0}', "steps_per_print: expected 1 or more, got 0"),
+    "stage with a fraction": (
+        '{"zero_optimization": {"stage": 2.0}}',
+        "zero_optimization.stage: expected 0, 1, 2 or 3, got 2.0",
+    ),
     "null": ('{"wall_clock_breakdown": null}', "wall_clock_breakdown: expected .* got null"),
     "activations": ('{"activation_checkpointing": {}}', "set palm_ds.activation_checkpointing"),
     "not a section": ('{"comms_logger": 3}', "comms_logger: DeepSpeed cannot read it"),
@@ -253,6 +267,10 @@ BAD: dict[str, tuple[str, str]] = {
     "ours a text": (
         '{"palm_ds": {"watchdog_minutes": "2"}}',
         'palm_ds.watchdog_minutes: expected a number, got "2"',
+    ),
+    "ours nothing": (
+        '{"palm_ds": {"timeout_minutes": 0}}',
+        "palm_ds.timeout_minutes: expected a number above 0, got 0",
     ),
     "ours true": (
         '{"palm_ds": {"timeout_minutes": true}}',

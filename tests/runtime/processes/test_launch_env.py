@@ -107,6 +107,16 @@ def test_processes_that_cannot_find_each_other_are_refused(name, given) -> None:
     check_ranks_are_known()
 
 
+def test_one_task_of_srun_has_a_rank_of_pmix(given) -> None:
+    """Where it is Slurm's default (`MpiDefault=pmix`), also in a shell by `srun --pty`."""
+    given({**SRUN, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "PMIX_RANK": "0"})
+    check_ranks_are_known()
+    assert is_single_process()
+    given({"PMIX_RANK": "1"})  # of another launcher in that task
+    with pytest.raises(UserError, match="^PMIX_RANK is set, but nothing says"):
+        check_ranks_are_known()
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

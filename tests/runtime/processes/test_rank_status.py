@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import psutil
 import pytest
 
 from palm_ds.runtime.processes import rank_status
@@ -37,6 +38,16 @@ def test_a_shorter_report_replaces_a_long_one(tmp_path: Path, monkeypatch) -> No
     rank_status.report(0, code=1, why="another")
     (found,) = rank_status.read_all(tmp_path)
     assert (found.saved, found.code, found.why) == (4, 1, "another")
+
+
+def test_a_clock_that_is_set_ends_no_process(tmp_path: Path, monkeypatch) -> None:
+    """psutil adds the time of the start of the machine, which Linux derives from the clock."""
+    monkeypatch.setenv(rank_status.FOLDER, str(tmp_path))
+    rank_status.report(0)
+    boot = psutil.boot_time()
+    monkeypatch.setattr("psutil._pslinux.boot_time", lambda: boot + 1)
+    (found,) = rank_status.read_all(tmp_path)
+    assert found.running
 
 
 @pytest.mark.parametrize(("end", "code"), [("os._exit(0)", None), ("sys.exit(2)", None)])

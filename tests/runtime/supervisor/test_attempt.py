@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from palm_ds.runtime.supervisor import agent
 from palm_ds.runtime.supervisor.attempt import combined, signal_in
 
 
@@ -48,3 +51,22 @@ def test_one_code_for_all(ranks, commands, code) -> None:
 )
 def test_the_signal_of_an_exit_code(code, number) -> None:
     assert signal_in(code) == number
+
+
+@pytest.mark.parametrize(
+    ("connection", "address"),
+    [
+        ("192.0.2.1 50000 192.0.2.7 22", "192.0.2.7"),
+        ("127.0.0.1 50000 127.0.0.1 22", "198.51.100.3"),
+        ("::1 50000 ::1 22", "198.51.100.3"),
+        ("", "198.51.100.3"),
+    ],
+)
+def test_the_address_of_the_first_host_is_one_for_the_others(
+    connection: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `localhost` as the first of a hostfile, the others looked for rank 0 on themselves."""
+    monkeypatch.setenv("SSH_CONNECTION", connection)
+    says = SimpleNamespace(stdout="198.51.100.3 2001:db8::3 \n")
+    monkeypatch.setattr(agent.subprocess, "run", lambda *_, **__: says)
+    assert agent._address() == address

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -19,6 +20,7 @@ from palm_ds.corpus.store import open_corpus
 from palm_ds.runtime.checkpoint import checkpoint
 from palm_ds.runtime.deepspeed.ds_config import make_ds_config
 from palm_ds.runtime.processes.process_group import SINGLE_PROCESS
+from palm_ds.train.export import write_best
 from palm_ds.train.loop import loop as loop_module
 from palm_ds.train.loop.early_stopping import BestTracker
 from palm_ds.train.loop.loop import Loop
@@ -27,6 +29,7 @@ from palm_ds.train.report.metrics_file import FILE, read_metrics
 from palm_ds.train.setup.corpus_check import CorpusCheck
 from palm_ds.train.setup.run_folder import RunSpec
 from palm_ds.train.train import train
+from palm_ds.weights.formats.native import WEIGHTS
 from palm_ds.weights.formats.weights_info import INFO, read_info
 from palm_ds.weights.model_folder import encoder_config, open_model
 from tests.helpers.small_corpus import write_small_corpus
@@ -156,6 +159,50 @@ def test_best_weights_that_a_full_disk_cannot_keep_do_not_count(
     first = next(each for each in read_metrics(run / FILE).events if each["event"] == "best")
     assert first["step"] == 4  # better than none, though perhaps not than that of step 2
     assert read_info(run / "weights" / INFO).made_by["steps"] >= 4
+
+
+@pytest.mark.parametrize(
+    ("lose", "why"),
+    [
+        (shutil.rmtree, "weights.json: .*"),
+        (lambda best: os.truncate(best / WEIGHTS, 999), f"{WEIGHTS} has 999 bytes instead of .*"),
+    ],
+)
+def test_best_weights_that_are_lost_are_named_and_the_last_ones_taken(
+    tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lose: Any, why: str
+) -> None:
+    """Deleted ones were replaced in silence; damaged ones ended the finished run in a traceback."""
+    run = tmp_path / "run"
+
+    def write(*given: Any) -> None:
+        write_best(*given)
+        lose(run / "best")
+
+    monkeypatch.setattr(loop_module, "write_best", write)
+    trainer(tables, run, {"best": "mean", "evaluate_every": 4}).train()
+    text = f"the best weights by mean are lost: .*{why}; the final weights are those of step 8, the"
+    assert re.match(text, events_in(run)["best lost"])
+    assert read_info(run / "weights" / INFO).made_by["steps"] == 8
+
+
+@pytest.mark.parametrize("lost", ["run", "run/recipe.yaml"])
+def test_a_run_whose_folder_is_moved_or_deleted_can_be_resumed(
+    tables: Path, tmp_path: Path, lost: str
+) -> None:
+    """Its checkpoints were "not a run folder", and its end was a traceback."""
+    run, settings = tmp_path / "run", {"save_every": 3}
+    made = trainer(tables, run, settings)
+
+    def lose(event: object) -> None:
+        if isinstance(event, palm.event.BeginIteration) and event.batch_id + 1 == 5:
+            os.rename(tmp_path / lost, tmp_path / "old")
+
+    made.train(lose)
+    assert "it is written again" in events_in(run)["folder"]
+    assert checkpoint.steps_in(run / "checkpoints")[0] == 8
+    shutil.rmtree(run / "weights")
+    again = trainer(tables, run, settings)
+    assert again.train() and again.cur_train_step == 8
 
 
 def phases(folder: Path, corpus: Path) -> RunSpec:

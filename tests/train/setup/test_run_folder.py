@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,7 +13,13 @@ from palm_ds.common.errors import UserError
 from palm_ds.corpus.mine_ngrams import mine_ngrams
 from palm_ds.runtime.deepspeed.ds_config import DSConfig
 from palm_ds.train.recipe.recipe import make_recipe
-from palm_ds.train.setup.run_folder import RunSpec, check_folder, check_writable, write_folder
+from palm_ds.train.setup.run_folder import (
+    RunSpec,
+    check_folder,
+    check_writable,
+    restore_folder,
+    write_folder,
+)
 from palm_ds.train.setup.sources import open_data
 from tests.helpers.small_corpus import write_small_corpus
 from tests.helpers.small_tables import TINY
@@ -24,6 +32,18 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         check_writable(tmp_path / "file")
     with pytest.raises(UserError, match="run folder .*file/run: .*file is a file; name a folder"):
         check_writable(tmp_path / "file" / "run")
+
+
+def test_a_folder_whose_file_server_is_away_is_left_to_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path) -> bool:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr(Path, "exists", fail)
+    how = DSConfig(path="", sections={}, stage=0, precision="fp32")
+    run = RunSpec(recipe=cast(Any, None), ds_config=how, folder=tmp_path)
+    assert not restore_folder(run, {}, cast(Any, None))
 
 
 def test_folders_of_somebody_else_are_not_replaced(tmp_path: Path) -> None:
