@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import TemporaryError, UserError
 from palm_ds.common.version import __version__
 from palm_ds.data.sources.row_inputs import dataset_names_in
 from palm_ds.data.tasks.task import TableTask
@@ -30,6 +30,7 @@ from palm_ds.model.heads.outputs import ExportedHead
 from palm_ds.model.lora import adapter_of, merged
 from palm_ds.model.multi_task_model import Model
 from palm_ds.model.pooling import SPLADE
+from palm_ds.runtime.checkpoint.full_disk import may_pass
 from palm_ds.text.exported_tokenizer import only_here, text_tokenizer
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.train.recipe.recipe import Recipe
@@ -117,7 +118,7 @@ class FinalWeights:
 
 def best_weights(run: RunSpec, last: FinalWeights, log: RunLog | None) -> FinalWeights:
     """The best weights with `evaluate.best`, else the last ones, also if those in best/ are damaged
-    or deleted. Only rank 0 has a log."""
+    or deleted. Only rank 0 has a log. Raises TemporaryError if they cannot be read now."""
     best = run.recipe.evaluate.best
     if log is None or not best:
         return last
@@ -126,6 +127,8 @@ def best_weights(run: RunSpec, last: FinalWeights, log: RunLog | None) -> FinalW
         if damaged := damaged_files(run.best, info):
             raise UserError(damaged[0])
     except UserError as error:
+        if may_pass(str(error)):  # they are not lost: a restart reads them
+            raise TemporaryError(f"{error}; the same command tries again") from None
         text = f"the best weights by {best} are lost: {error}; the final weights are those of step "
         log.event("best lost", f"{text}{last.steps:,}, the last")
         return last

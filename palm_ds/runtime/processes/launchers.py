@@ -118,10 +118,14 @@ def host_identity() -> str:
 
 def start_ticks(pid: int) -> int:
     """When a process started, in clock ticks since the machine did, which changes of the clock do
-    not touch. 0 if it has ended (also while its parent has not noticed)."""
+    not touch (without /proc: in seconds). 0 if it has ended, also while its parent has not noticed.
+    """
     try:
-        if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
             return 0
+        if not psutil.LINUX:
+            return int(process.create_time())
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return int(fields[19])
     except (psutil.Error, OSError, IndexError, ValueError):

@@ -15,11 +15,12 @@ import pytest
 import torch
 
 import palm_ds as palm
-from palm_ds.common.errors import STOPPED, UserError
+from palm_ds.common.errors import STOPPED, TemporaryError, UserError
 from palm_ds.corpus.store import open_corpus
 from palm_ds.runtime.checkpoint import checkpoint
 from palm_ds.runtime.deepspeed.ds_config import make_ds_config
 from palm_ds.runtime.processes.process_group import SINGLE_PROCESS
+from palm_ds.train import export
 from palm_ds.train.export import write_best
 from palm_ds.train.loop import loop as loop_module
 from palm_ds.train.loop.early_stopping import BestTracker
@@ -183,6 +184,21 @@ def test_best_weights_that_are_lost_are_named_and_the_last_ones_taken(
     text = f"the best weights by mean are lost: .*{why}; the final weights are those of step 8, the"
     assert re.match(text, events_in(run)["best lost"])
     assert read_info(run / "weights" / INFO).made_by["steps"] == 8
+
+
+def test_best_weights_whose_server_is_away_are_not_lost(
+    tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, settings = tmp_path / "run", {"best": "mean", "evaluate_every": 4}
+    problem = f"{WEIGHTS} cannot be read: {os.strerror(errno.ESTALE)}"
+    monkeypatch.setattr(export, "damaged_files", lambda *given: [problem])
+    made = trainer(tables, run, settings)
+    with pytest.raises(TemporaryError, match=f"^{problem}; the same command tries again$"):
+        made.train()
+    made.close()
+    monkeypatch.undo()
+    assert trainer(tables, run, settings).train()
+    assert "best lost" not in events_in(run) and (run / "weights" / WEIGHTS).exists()
 
 
 @pytest.mark.parametrize("lost", ["run", "run/recipe.yaml"])
