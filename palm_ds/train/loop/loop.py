@@ -284,9 +284,8 @@ class Loop:
             "started_before": sorted(self.started_before),
             "recovery": self.recovery.record(),
         }
-        if self.log and restore_folder(self.run, self.engine.config, self.data):
-            text = "was moved or deleted while this run trains; it is written again"
-            self.log.event("folder", f"{self.run.folder / 'recipe.yaml'}: {text}")
+        if self.log and (text := restore_folder(self.run, self.engine.config, self.data)):
+            self.log.event("folder", text)
         keep = self.recovery.retention(done, self.best.values)
         self.saver.save(state, done, keep=keep, **how)
 

@@ -180,15 +180,16 @@ def write_folder(run: RunSpec, config: Mapping[str, Any], data: Data) -> None:
     write_json(run.folder / "environment.json", environment())
 
 
-def restore_folder(run: RunSpec, config: Mapping[str, Any], data: Data) -> bool:
+def restore_folder(run: RunSpec, config: Mapping[str, Any], data: Data) -> str:
     """Write these files again if somebody has moved or deleted them while the run trains, such as a
-    file system that removes old ones: without them, its checkpoints cannot be resumed. Returns
-    whether it did."""
+    file system that removes old ones: without them, its checkpoints cannot be resumed. Returns a
+    line about it if it did."""
+    recipe = run.folder / "recipe.yaml"
     with suppress(OSError, UserError):  # a full disk, for example: the checkpoint meets it as well
-        if not (run.folder / "recipe.yaml").exists():
+        if not recipe.exists():
             write_folder(run, config, data)
-            return True
-    return False
+            return f"{recipe}: was moved or deleted while the run trains; it is written again"
+    return ""
 
 
 def overview(run: RunSpec, stream: AnyStream, model: Model, world: int) -> str:
