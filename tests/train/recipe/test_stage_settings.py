@@ -283,6 +283,17 @@ def test_the_stages_of_a_shape_have_a_list_of_settings() -> None:
     assert {tasks_of(group) for group in made.curriculum.task_groups} == {(MASKS,), (APART,)}
 
 
+def test_a_group_without_steps_has_its_place_in_the_list_of_settings() -> None:
+    """There was a traceback, or the settings were those of other stages."""
+    steps = {MASKS: 0, APART: 30}
+    shape = {"steps": steps, "settings": [{"rate": 0.3}, {"lr": 1e-4}]}
+    for kind in ("sequential", "continual"):
+        made = recipe(stages={kind: [*steps], **shape})
+        assert [(x.steps, dict(x.settings)) for x in made.curriculum.stages] == [(30, {"lr": 1e-4})]
+    with pytest.raises(UserError, match="expected a list of 2 mappings, one for each stage, got 1"):
+        recipe(stages={"sequential": [*steps], **shape, "settings": [{"lr": 1e-4}]})
+
+
 def test_a_task_may_be_called_like_a_setting() -> None:
     tasks = {"length": {"kind": MASKS, "source": "text"}, MASKS: {"source": "text"}}
     made = recipe(tasks=tasks, stages=[{"length": 10, "rate": 0.3}])
