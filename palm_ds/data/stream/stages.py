@@ -254,20 +254,24 @@ def order_of(stage: Stage, number: int, seed: int) -> np.ndarray:
     counts = [steps for _, steps in stage.steps_of]
     if stage.mix == "turns":
         return spread(counts)
-    task_groups = np.repeat(np.arange(len(counts), dtype=np.uint8), counts)
+    task_groups = _numbers(counts)
     return keyed_generator(derive_key(seed, "order"), number).permutation(task_groups)
 
 
 def spread(counts: Sequence[int]) -> np.ndarray:
-    """(sum of counts,) uint8: counts[i] times the number i, each number spread evenly: its k-th of
-    n occurrences is placed at (k + 1/2) / n (Webster's method). Ties go to the smaller number.
+    """(sum of counts,) counts[i] times the number i, each number spread evenly: its k-th of n
+    occurrences is placed at (k + 1/2) / n (Webster's method). Ties go to the smaller number.
 
     >>> spread([4, 2])
     array([0, 1, 0, 0, 1, 0], dtype=uint8)
     """
     places = np.concatenate([(2 * np.arange(n) + 1) / (2 * n) for n in counts if n])
-    numbers = np.repeat(np.arange(len(counts), dtype=np.uint8), counts)
-    return numbers[np.argsort(places, kind="stable")]
+    return _numbers(counts)[np.argsort(places, kind="stable")]
+
+
+def _numbers(counts: Sequence[int]) -> np.ndarray:
+    """(sum of counts,) counts[i] times the number i, in as few bytes as that takes."""
+    return np.repeat(np.arange(len(counts), dtype=np.min_scalar_type(len(counts) - 1)), counts)
 
 
 @dataclass(frozen=True)

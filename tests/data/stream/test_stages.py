@@ -271,6 +271,12 @@ def test_the_order_of_mixed_steps_has_exact_counts_and_depends_on_the_seed():
     assert not np.array_equal(order, order_of(stage, 0, seed=2))
 
 
+@pytest.mark.parametrize("mix", ["step", "turns"])
+def test_a_stage_may_have_more_task_groups_than_a_byte_counts(mix) -> None:
+    stage = Stage(tuple((f"task {n}", 2) for n in range(300)), mix, 0)
+    assert np.bincount(order_of(stage, 0, seed=1)).tolist() == [2] * 300
+
+
 @pytest.mark.parametrize(
     ("stages", "message"),
     [
