@@ -27,6 +27,7 @@ from tests.helpers.hf_families import DEBERTA, ELECTRA
 from tests.helpers.small_corpus import write_small_corpus
 
 TASK = "replaced_token_detection"
+SHARED = {"embedding_sharing": "shared"}
 SMALL = {"hidden_size": 24, "num_attention_heads": 2, "intermediate_size": 36}
 IDS = torch.tensor([[2, *range(5, 25), 3]])
 
@@ -103,6 +104,42 @@ def test_a_pair_goes_in_and_out(tmp_path: Path, kind: str) -> None:
         theirs: Any = transformers.ElectraForPreTraining.from_pretrained(large)
         torch.testing.assert_close(model.eval()(IDS).logits, theirs.eval()(IDS).logits)
         assert words.eval()(IDS).logits.shape == (1, 22, 64)
+
+
+def test_a_generator_that_a_task_adds_to_a_run_starts_from_its_folder(tmp_path: Path) -> None:
+    """It was newly initialized, without a line about it."""
+    large, small = electra_pair(tmp_path, shared=False)
+    write_small_corpus(tmp_path / "corpus", words=59, documents=12)
+    masks = {"knowledge_masking": {"source": "text"}}
+    values = {
+        "init_from": str(large),
+        "length": 64,
+        "batch": "2 rows",
+        "optimizer": {"lr": 1e-20, "weight_decay": 0.0},
+        "schedule": {"kind": "constant"},
+        "sources": {"text": {"corpus": str(tmp_path / "corpus")}},
+        "held_out": 0.0,
+        "tasks": masks,
+        "stages": [{"knowledge_masking": 1}],
+        "export_onnx": [],
+    }
+
+    def run(name: str, values: dict[str, Any]) -> Path:
+        how = make_ds_config({"zero_optimization": {"stage": 0}})
+        spec = RunSpec(recipe=make_recipe(values), ds_config=how, folder=tmp_path / name)
+        assert train(spec) == 0
+        return spec.folder
+
+    first = run("first", values)
+    task = {"source": "text", "embedding_sharing": "none", "generator": {"path": str(small)}}
+    more = {"backbone": open_model(first).recipe["backbone"], "extend": str(first)}
+    more |= {"init_from": "", "stages": [{TASK: 1}]}
+    with pytest.raises(UserError, match=f"tasks.{TASK}.generator.path: .* set `embedding_sharing"):
+        run("shared", {**values, **more, "tasks": {**masks, TASK: {**task, **SHARED}}})
+    second = run("second", {**values, **more, "tasks": {**masks, TASK: task}})
+    before, after = (load_file(x / "model.safetensors") for x in (small, second / "generator"))
+    for name, tensor in before.items():
+        torch.testing.assert_close(after[name], tensor, atol=1e-6, rtol=0)
 
 
 def fitted(large: Path, sharing: EmbeddingSharing, **sizes: Any) -> Model:

@@ -96,13 +96,18 @@ class CurriculumSpec:
         mixes = [(b, mix) for row, mix in zip(self.budgets, self.mixes, strict=True) for b in row]
         return {b: min(mix for other, mix in mixes if other == b) for b, _ in mixes}
 
+    @property
+    def listed(self) -> tuple[str, ...]:
+        """The task groups of a shape as written, also those without steps."""
+        return tuple(self.budgets[0]) if self.budgets else self.task_groups
+
     def groups_of(self, stage: int) -> tuple[str, ...]:
-        """The task groups of a stage (0-based)."""
+        """The task groups of a stage (0-based) as written."""
         if self.kind == "explicit":
             return tuple(self.budgets[stage])
         if self.kind == "sequential":
-            return self.task_groups[stage : stage + 1]
-        return self.task_groups[: stage + 1] if self.kind == "continual" else self.task_groups
+            return self.listed[stage : stage + 1]
+        return self.listed[: stage + 1] if self.kind == "continual" else self.task_groups
 
     def resolve(
         self,
@@ -302,7 +307,7 @@ def _explicit(
 
 def _settings(values: object, spec: CurriculumSpec) -> tuple[Mapping[str, Any], ...]:
     """The settings of the stages of a shape."""
-    where, stages = "stages.settings", len(spec.task_groups)
+    where, stages = "stages.settings", len(spec.listed)
     if spec.kind == "explicit":
         raise UserError(f"{where}: explicit stages have them beside their task groups")
     if spec.kind not in ("continual", "sequential"):

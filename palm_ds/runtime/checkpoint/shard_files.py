@@ -114,6 +114,11 @@ class ShardReader:
         """The stored moments of a parameter."""
         return self._kinds[name] - {WEIGHT, AVERAGE}
 
+    @property
+    def has_averages(self) -> bool:
+        """Whether running averages of the weights are stored."""
+        return any(AVERAGE in kinds for kinds in self._kinds.values())
+
     def memories(self) -> dict[str, torch.Tensor]:
         """{name: flat values} of what slots remembered of documents."""
         stored = self._memories.items()

@@ -26,8 +26,8 @@ from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.inputs.memory import SlotMemories
 from palm_ds.train.evaluate.evaluate import HeldOutSet
 
-_ALONE = 1 << 32
-"""More windows than a document has."""
+_MOST = 1 << 32
+"""More documents than a dataset has."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,9 @@ class HeldOutDocuments(HeldOutSet):
             return -1
         dataset = self.datasets[row[0].dataset]
         assert isinstance(dataset, DocumentDataset)
-        alone = dataset.windows.settings.remembers == "nothing"
-        return row[0].number + (_ALONE * (step + 1) if alone else 0)
+        if dataset.windows.settings.remembers == "nothing":
+            return -2 - step
+        return row[0].dataset * _MOST + row[0].number
 
 
 def held_out_documents(

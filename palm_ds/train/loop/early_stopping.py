@@ -84,9 +84,17 @@ class BestTracker:
         """Whether `patience` evaluations have passed without improvement."""
         return bool(self.settings.patience) and self.evals_since_best >= self.settings.patience
 
-    def update(self, step: int, scores: Mapping[str, TaskScore], *, saved: bool = False) -> bool:
+    def update(
+        self,
+        step: int,
+        scores: Mapping[str, TaskScore],
+        *,
+        saved: bool = False,
+        started: Collection[str] | None = None,
+    ) -> bool:
         """Record an evaluation, of a checkpoint if it is `saved`; returns whether it is the best so
-        far by `evaluate.best`. A tie is not better."""
+        far by `evaluate.best`. A tie is not better. `started`: the tasks that were trained before
+        (default: all); while a compared one waits for its stage, patience does not run out."""
         value = self._value(scores)
         if saved and math.isfinite(value):
             self.values[step] = value
@@ -95,7 +103,8 @@ class BestTracker:
         if math.isfinite(value) and value > self.value:
             self.value, self.step, self.evals_since_best = value, step, 0
             return True
-        self.evals_since_best += 1
+        compared = scores.keys() & {*self.compared}
+        self.evals_since_best += started is None or compared <= {*started}
         return False
 
     def _value(self, scores: Mapping[str, TaskScore]) -> float:

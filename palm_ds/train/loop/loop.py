@@ -236,18 +236,18 @@ class Loop:
 
     def _evaluate(self, done: int) -> None:
         tasks, before = self.recipe.built_tasks, self.best.record()
+        started = self.started_before | self.recipe.curriculum.started(done)
         with self.engine.ema_weights():
             own = self.recipe.own_metrics
             self.scores = evaluate(self.engine, self.validation, tasks, own)
-            self.evaluated = done
-            better = done > 0 and self.best.update(done, self.scores, saved=self.saver.due(done))
+            saved, self.evaluated = self.saver.due(done), done
+            better = done > 0 and self.best.update(done, self.scores, saved=saved, started=started)
             self.scores |= evaluate_sets(self.engine, self.validation, tasks, own)
             better = better and self._keep_best(done, before)
         records = {name: score.record() for name, score in self.scores.items()}
         if self.log:
             stage = self.recipe.curriculum.stage_at(done - 1) + 1 if done else 0
-            started = sorted(self.started_before | self.recipe.curriculum.started(done))
-            self.log.evaluation(done, records, stage=stage, started=started)
+            self.log.evaluation(done, records, stage=stage, started=sorted(started))
         if better:
             self._event("best", f"best so far: {self.best}", step=done)
         self.on_event("evaluation", {"step": done, "scores": self.scores})

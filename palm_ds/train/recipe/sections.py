@@ -169,7 +169,8 @@ class EvaluateSettings(Settings):
     """Also evaluate after each pass: an epoch of the first task group. Needs a `batch` in
     examples."""
     patience: NonNegativeInt = 0
-    """With `best`: stop after this many evaluations without improvement; 0: never."""
+    """With `best`: stop after this many evaluations without improvement; 0: never. Those before the
+    compared tasks are all trained, which a later stage may begin with, do not count."""
 
     metrics: dict[str, list[str]] = field(default_factory=dict)
     """{task: [module.function, ...]}: metrics of your own, reported after the task's; one with the

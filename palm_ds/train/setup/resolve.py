@@ -19,7 +19,7 @@ from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.tasks.shared.image_text import HeadPooling, WholeTextTask
 from palm_ds.tasks.shared.text_task import TextTask
 from palm_ds.train.recipe.recipe import Recipe
-from palm_ds.train.recipe.sections import SourceSettings, sampling_weights
+from palm_ds.train.recipe.sections import sampling_weights
 from palm_ds.train.recipe.stage_settings import StageSettings
 from palm_ds.train.setup.build import full_config, mixed
 from palm_ds.train.setup.sources import Data, datasets_of, open_data
@@ -57,37 +57,39 @@ def _samples_by_size(recipe: Recipe) -> bool:
 
 def _with_weights(recipe: Recipe, curriculum: Curriculum, data: Data) -> Recipe:
     """With the weights of corpora that follow from their sizes, instead of the exponents."""
-    tokens = {folder: corpus.manifest.tokens for folder, corpus in data.corpora.items()}
-    mixed = {name: source for name, source in recipe.sources.items() if source.mix}
     stages = tuple(
-        replace(stage, settings=_with_mixture(stage.settings, mixed, tokens))
+        replace(stage, settings=_with_mixture(stage.settings, recipe, data))
         for stage in curriculum.stages
     )
-    weighed = {
-        name: sampling_weights(source.mix, tokens, source.sampling_exponent)
-        for name, source in mixed.items()
-    }
     sources = {
-        name: replace(source, mix=weighed[name], sampling_exponent=0.0)
-        for name, source in mixed.items()
+        name: replace(
+            source,
+            mix=sampling_weights(source.mix, _tokens(data), source.sampling_exponent),
+            sampling_exponent=0.0,
+        )
+        for name, source in recipe.sources.items()
+        if source.mix
     }
     stages = Curriculum(stages).explicit()
     return replace(recipe, stages=stages, sources=recipe.sources | sources)
 
 
-def _with_mixture(
-    settings: Mapping[str, Any], mixed: Mapping[str, SourceSettings], tokens: Mapping[str, int]
-) -> dict[str, Any]:
+def _tokens(data: Data) -> dict[str, int]:
+    """{corpus: its tokens}"""
+    return {folder: corpus.manifest.tokens for folder, corpus in data.corpora.items()}
+
+
+def _with_mixture(settings: Mapping[str, Any], recipe: Recipe, data: Data) -> dict[str, Any]:
     """The settings of a stage with the weights of its own, if it has an exponent or weights."""
     given, exponent = settings.get("mixture") or {}, settings.get("sampling_exponent")
     mixture = {
         name: sampling_weights(
             given.get(name) or source.mix,
-            tokens,
+            _tokens(data),
             source.sampling_exponent if exponent is None else exponent,
         )
-        for name, source in mixed.items()
-        if name in given or exponent is not None
+        for name, source in recipe.sources.items()
+        if source.mix and (name in given or exponent is not None)
     }
     rest = {k: v for k, v in settings.items() if k not in ("mixture", "sampling_exponent")}
     return rest | ({"mixture": mixture} if mixture else {})
@@ -184,14 +186,16 @@ def size(
 
 def _sizes_in_stages(recipe: Recipe, data: Data) -> dict[int, dict[str, DatasetSize]]:
     """{number of a stage as written: the sizes there}, where rows of another length have other
-    examples, or not all corpora are read."""
+    examples, or corpora have other weights."""
     spec = recipe.curriculum_spec
     written = recipe.stage_plan.written if spec.kind == "explicit" else ()
-    return {
-        number: size(recipe, data, [b for b, x in spec.budgets[number].items() if x.number], own)
-        for number, own in enumerate(written)
-        if own.length or own.mixture
-    }
+    sizes = {}
+    for number, own in enumerate(written):
+        mixture = _with_mixture(spec.settings[number], recipe, data).get("mixture")
+        if own.length or mixture:
+            groups = [b for b, x in spec.budgets[number].items() if x.number]
+            sizes[number] = size(recipe, data, groups, replace(own, mixture=mixture))
+    return sizes
 
 
 def _counted(recipe: Recipe, task_group: str, datasets: Sequence[TaskGroupDataset]) -> DatasetSize:

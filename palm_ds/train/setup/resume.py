@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,6 +97,7 @@ def find_starting_point(
         old = Path(recipe.extend)
         taken = warm_start(old, model, signature, datasets, group=processes, warn=log.warning)
         log.info("%s", "\n".join(taken.lines()))
+        _start_heads(recipe, model, taken.new)
         return StartingPoint(warm_start=taken)
     if recipe.init_from:
         tasks = recipe.built_tasks.items()
@@ -112,10 +113,7 @@ def find_starting_point(
         )
         log.info("%s", "\n".join(loaded.lines()))
         _check_masked_lm(recipe, model, loaded)
-    _load_generators(recipe, model)
-    for head in model.heads.values():
-        if isinstance(head, SpladeHead):
-            head.shift_bias()
+    _start_heads(recipe, model, [name for name, _ in model.named_parameters()])
     return StartingPoint()
 
 
@@ -134,12 +132,20 @@ def _check_masked_lm(recipe: Recipe, model: Model, loaded: LoadReport) -> None:
             )
 
 
-def _load_generators(recipe: Recipe, model: Model) -> None:
-    """Start generators from the folders that the tasks name."""
+def _start_heads(recipe: Recipe, model: Model, own: Collection[str]) -> None:
+    """Start generators from the folders that the tasks name, and shift the biases of sparse
+    vectors, of the heads whose parameters are this run's `own`: not taken from the run that it
+    extends. Raises UserError."""
     for name, task in recipe.built_tasks.items():
         path = task.generator.path if isinstance(task, ReplacedTokenDetection) else ""
-        if not path or task.share:
+        new = any(parameter.startswith(f"heads.{name}.generator.") for parameter in own)
+        if not path or task.share or not new:
             continue
+        if recipe.extend and model.generators[name].sharing == "shared":
+            raise UserError(
+                f"tasks.{name}.generator.path: {path} has other embeddings than the run that is "
+                "extended; set `embedding_sharing: none`, or begin a new generator without `path`"
+            )
         try:
             contents = open_model(path)
             for note in contents.all_notes:
@@ -147,6 +153,9 @@ def _load_generators(recipe: Recipe, model: Model) -> None:
             log.info("%s", load_generator(contents, model, name))
         except UserError as error:
             raise UserError(f"tasks.{name}.generator.path: {error}") from None
+    for name, head in model.heads.items():
+        if isinstance(head, SpladeHead) and f"heads.{name}.bias" in own:
+            head.shift_bias()
 
 
 def signature_of(run: RunSpec, model: Model, data: Data) -> ModelSignature:

@@ -169,9 +169,9 @@ def _folder(
 ) -> TeacherFolder:
     contents, tokenizer = data.teacher_models[name], data.tokenizer
     _check_vocabulary(contents, tokenizer)
-    if (longest := contents.config.max_length) < recipe.length:
+    if (most := contents.config.max_length) < (longest := recipe.stage_plan.longest):
         raise UserError(
-            f"teacher: {contents.path} reads up to {longest} tokens; rows have {recipe.length} "
+            f"teacher: {contents.path} reads up to {most} tokens; rows have up to {longest} "
             "(`length`)"
         )
     with torch.device("meta"):  # heads on it tell what they need, without weights

@@ -32,7 +32,7 @@ from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.model.lora import merged_parts, merged_values
 from palm_ds.model.pooling import TextPooling
 from palm_ds.runtime.checkpoint import checkpoint
-from palm_ds.runtime.checkpoint.shard_files import ShardReader
+from palm_ds.runtime.checkpoint.shard_files import AVERAGE, WEIGHT, ShardReader
 from palm_ds.text.exported_tokenizer import TextPreparation
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.weights.formats.contents import (
@@ -207,7 +207,8 @@ def _from_checkpoint(
         if name not in stored or not stored.covers(name) or stored.size(name) != prod(shape):
             raise UserError(f"{verified.path}: {name}: some of its values are missing")
     maps = {name: "a map to a teacher's width" for name in names if name.startswith(DISTILLATION)}
-    every = _entries(stored, shapes, signature.get("lora_scale", 0.0))
+    kind, notes = _kind_taken(stored, verified)
+    every = _entries(stored, kind, shapes, signature.get("lora_scale", 0.0))
     entries = without_ngrams(every)
     maps |= {name: "of pretraining with n-grams alone" for name in every if name not in entries}
     shapes = {name: entry.shape for name, entry in entries.items()}
@@ -231,8 +232,20 @@ def _from_checkpoint(
         skipped={f"{kind}/{n}": OPTIMIZER for n in names for kind in sorted(stored.moments(n))}
         | maps,
         tokenizer=_tokenizer_of(verified.path, tokenizer, signature.get("tokenizer")),
+        notes=notes,
     )
     return checked(contents)
+
+
+def _kind_taken(
+    stored: ShardReader, verified: checkpoint.VerifiedCheckpoint
+) -> tuple[str, tuple[str, ...]]:
+    """The kind of values that a run would end with here, and a note if there is a choice."""
+    if not stored.has_averages:
+        return WEIGHT, ()
+    if problem := (verified.state.get("recovery") or {}).get("averages"):
+        return WEIGHT, (f"optimizer.ema: not the averaged weights, which are not good: {problem}",)
+    return AVERAGE, ("optimizer.ema: the averaged weights, with which a run ends",)
 
 
 def signature_in(verified: checkpoint.VerifiedCheckpoint) -> dict[str, Any]:
@@ -274,12 +287,12 @@ def _stored(verified: checkpoint.VerifiedCheckpoint) -> ShardReader:
 
 
 def _entries(
-    stored: ShardReader, shapes: Mapping[str, tuple[int, ...]], lora_scale: float
+    stored: ShardReader, kind: str, shapes: Mapping[str, tuple[int, ...]], lora_scale: float
 ) -> dict[str, TensorEntry]:
     """The parameters of the model; those that LoRA changes are merged as they are read."""
 
     def read(name: str) -> torch.Tensor:
-        return _whole(stored, name, shapes[name])
+        return stored.read(name, kind, 0, stored.size(name)).view(shapes[name])
 
     entries = {}
     for name, parts in merged_parts(shapes).items():
@@ -303,10 +316,6 @@ def _summed(base: TensorEntry, delta: TensorEntry) -> TensorEntry:
         read=lambda: base.read() + delta.read(),
         transform="added to the generator's",
     )
-
-
-def _whole(stored: ShardReader, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    return stored.read(name, "weight", 0, stored.size(name)).view(shape)
 
 
 def _tokenizer_of(path: Path, given: Path | None, fingerprint: str | None) -> Path | None:

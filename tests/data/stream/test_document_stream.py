@@ -200,6 +200,22 @@ def test_held_out_documents_are_read_to_their_end(
     assert found == Counter((n, window) for n in range(5) for window in range(counts[n]))
 
 
+@pytest.mark.parametrize("remembers", ["document", "slot", "nothing"])
+def test_a_held_out_document_does_not_remember_one_of_another_task_group(
+    source: CorpusSource, remembers: str
+) -> None:
+    """Of the same number, read before it in its slot: scores depended on the number of slots."""
+    datasets = [dataset_of(source, fixed=True, remembers=remembers) for _ in range(2)]
+    held_out = held_out_documents(datasets, 1, LENGTH, source.vocabulary.pad, (1, 1, 1))
+    remembered: dict[int, list[float]] = {0: [], 1: []}
+    for built, batch in held_out.batches(0, 1, 1):
+        assert batch.memory is not None and batch.memory.past is not None
+        batch.memory.following = batch.memory.past + 1
+        remembered[built[0][0].ref.dataset].append(float(batch.memory.past))
+    assert remembered[0] == remembered[1] and len(remembered[0]) > 1
+    assert remembered[0][:2] == ([0.0, 0.0] if remembers == "nothing" else [0.0, 1.0])
+
+
 def test_it_says_how_many_tokens_are_fresh(source: CorpusSource) -> None:
     text = dataset_of(source).describe()
     assert "every 12, read twice" in text and "fresh tokens a row" in text

@@ -160,6 +160,26 @@ def test_patience_counts_evaluations_since_the_best() -> None:
     assert exhausted == [False, False, False, False, True]
 
 
+@pytest.mark.parametrize(("name", "counted"), [("b", 0), ("a", 2), ("mean", 0)])
+def test_patience_waits_for_the_stage_of_a_compared_task(name: str, counted: int) -> None:
+    """It ended the run before that stage."""
+    chosen = best(best=name, patience=2)
+    scores = {"a": score(0.5), "b": score(0.5), "helper": score(0.5)}
+    for step in (1, 2, 3):
+        chosen.update(step, scores, started={"a"})
+    assert chosen.evals_since_best == counted and chosen.should_stop == (counted > 0)
+    for step in (4, 5):
+        chosen.update(step, scores, started={"a", "b"})
+    assert chosen.evals_since_best == counted + 2 and chosen.should_stop
+
+
+def test_patience_does_not_wait_for_a_task_that_is_in_no_stage() -> None:
+    chosen = best(best="mean", patience=2)
+    for step in (1, 2, 3):
+        chosen.update(step, {"a": score(0.5)}, started={"a"})
+    assert chosen.should_stop
+
+
 def test_a_resumed_tracker_equals_an_uninterrupted_one() -> None:
     values = [0.5, 0.7, 0.6, 0.65, 0.64, 0.63]
     for cut in range(len(values) + 1):

@@ -105,6 +105,28 @@ def test_weights_say_after_how_many_steps_patience_ended_without_a_best_evaluati
         trainer(tables, run, {"best": "mean", "patience": 2, "evaluate_every": 2}).train()
 
 
+def test_patience_does_not_end_a_run_before_the_stage_of_the_task_that_it_watches(
+    tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BestTracker, "_value", lambda tracker, scores: 0.5)
+    table = {"table": str(tables / "train.tsv"), "validation": str(tables / "dev.tsv")}
+    values = {
+        "backbone": TINY,
+        "length": 32,
+        "batch": "8 examples",
+        "sources": {"t": {**table, "tokenizer": str(tables / "vocab.txt")}},
+        "tasks": {name: {"kind": "classification", "source": "t"} for name in ("early", "late")},
+        "stages": [{"early": 4}, {"late": 4}],
+        "evaluate": {"every": 1, "best": "late", "patience": 2},
+        "export_onnx": [],
+    }
+    how = make_ds_config({"zero_optimization": {"stage": 0}})
+    run = RunSpec(recipe=make_recipe(values), ds_config=how, folder=tmp_path / "run")
+    assert train(run) == 0
+    assert checkpoint.steps_in(run.folder / "checkpoints") == [6]
+    assert events_in(run.folder)["patience"] == "no improvement since step 1; done"
+
+
 def damaged_corpus(folder: Path) -> CorpusCheck:
     """The comparison of a corpus with a damaged file, which has found it."""
     write_small_corpus(folder / "corpus", documents=4)

@@ -256,6 +256,24 @@ def test_corpora_are_weighed_by_their_size(tmp_path: Path) -> None:
     assert streams[0].mixtures == streams[1].mixtures
 
 
+def test_sequences_of_a_stage_are_counted_with_its_own_sampling_exponent(tmp_path: Path) -> None:
+    """They had the mean length of texts that are sampled by the recipe's weights."""
+    folders = [str(tmp_path / name) for name in "ab"]
+    for folder, documents in zip(folders, (6, 40), strict=True):
+        write_small_corpus(Path(folder), documents=documents, seed=documents)
+    sources = {"text": {"mix": dict.fromkeys(folders, 1.0)}}
+    budget = {MASKS: "40_000 sequences"}
+    written = recipe(sources=sources, stages=[budget, {**budget, "sampling_exponent": 3}])
+    data = open_data(written)
+    made = resolve(written, data)
+    mixture = made.stage_plan.settings[1].mixture
+    alike = recipe(sources=sources, stages=[budget, {**budget, "mixture": mixture}])
+    steps, wanted = (
+        [stage.steps for stage in each.curriculum.stages] for each in (made, resolve(alike, data))
+    )
+    assert steps == wanted and steps[0] != steps[1]
+
+
 def test_a_stage_is_evaluated_as_often_as_it_says() -> None:
     stages = [{MASKS: 10}, {MASKS: 7, "evaluate_every": 2}, {MASKS: 6, "evaluate_every": 0}]
     plan = recipe(stages=stages).stage_plan
@@ -281,6 +299,17 @@ def test_the_stages_of_a_shape_have_a_list_of_settings() -> None:
     assert [own.rates for own in made.stage_plan.settings] == [(0.3,), ()]
     assert made.stage_plan.settings[1].lr == 1e-4
     assert {tasks_of(group) for group in made.curriculum.task_groups} == {(MASKS,), (APART,)}
+
+
+def test_a_group_without_steps_has_its_place_in_the_list_of_settings() -> None:
+    """There was a traceback, or the settings were those of other stages."""
+    steps = {MASKS: 0, APART: 30}
+    shape = {"steps": steps, "settings": [{"rate": 0.3}, {"lr": 1e-4}]}
+    for kind in ("sequential", "continual"):
+        made = recipe(stages={kind: [*steps], **shape})
+        assert [(x.steps, dict(x.settings)) for x in made.curriculum.stages] == [(30, {"lr": 1e-4})]
+    with pytest.raises(UserError, match="expected a list of 2 mappings, one for each stage, got 1"):
+        recipe(stages={"sequential": [*steps], **shape, "settings": [{"lr": 1e-4}]})
 
 
 def test_a_task_may_be_called_like_a_setting() -> None:

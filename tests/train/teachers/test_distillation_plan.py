@@ -120,7 +120,7 @@ def test_a_teacher_must_have_the_classes_and_the_length(teacher, tmp_path) -> No
         backbone={"hidden_size": 16, "num_layers": 1, "num_heads": 2, "max_positions": 32},
     )
     recipe, data = student(teacher, {"path": str(short)}, length=64)
-    with pytest.raises(UserError, match="reads up to 32 tokens; rows have 64"):
+    with pytest.raises(UserError, match="reads up to 32 tokens; rows have up to 64"):
         resolve_teachers(recipe, data)
     tasks = {"mood": {"kind": "classification", "source": "texts", "label_column": "label_topic"}}
     tasks["mood"]["labels"] = ["x", "y"]  # type: ignore[assignment]
@@ -302,3 +302,13 @@ def test_a_changed_teacher_is_refused_on_resume(teacher, tmp_path) -> None:
     save_model(tmp_path / "own", stages=("mood",), seed=2)
     with pytest.raises(UserError, match="a different recipe: the contents of .*own"):
         check_folder(run, open_data(recipe))
+
+
+def test_a_teacher_reads_the_rows_of_every_stage(teacher) -> None:
+    """Not only rows of the recipe's own length: it would fail when the longer ones come."""
+    stages = [{"mood": 1}, {"mood": 1, "length": 128}]
+    changes = {"length": 64, "batch": "4 rows", "stages": stages}
+    recipe, _ = student(teacher, {})
+    changes["backbone"] = recipe.resolved()["backbone"] | {"max_positions": 128}
+    with pytest.raises(UserError, match="reads up to 64 tokens; rows have up to 128"):
+        resolve_teachers(*student(teacher, {}, **changes))

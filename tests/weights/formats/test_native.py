@@ -176,6 +176,47 @@ def test_a_checkpoint_contains_the_model(stage: int, world: int, tmp_path: Path)
     assert set(contents.skipped.values()) == {OPTIMIZER}
 
 
+@pytest.mark.parametrize("problem", ["", "the loss of masking is 9"])
+def test_a_checkpoint_with_averages_opens_as_a_run_ends(problem: str, tmp_path: Path) -> None:
+    """With the averaged weights, as evaluated, unless the check of its run found them worse;
+    a frozen parameter has none."""
+    net, average = model(), model(2)
+    averages = {name: p.detach().view(-1) for name, p in average.named_parameters()}
+    frozen = "backbone.word.weight"
+
+    def write(folder: Path, out: FileManifest) -> None:
+        for rank in range(2):
+            shards = [
+                ParamShard(
+                    each.name,
+                    each.start,
+                    {**each.tensors, "average": averages[each.name][each.start :][: len(each)]}
+                    if each.name != frozen
+                    else {"weight": each.tensors["weight"]},
+                    {},
+                )
+                for each in cut(net, 1, 2, rank)
+            ]
+            write_shards(shards, f"process_{rank}", lambda n, m: out.write(folder / n, m))
+
+    path = write_checkpoint(
+        tmp_path,
+        7,
+        write=write,
+        layout=Layout(world=2, stage=1, precision="fp32"),
+        parameters=dict.fromkeys(averages, 7),
+        engine={},
+        state={"signature": signature(net).record(), "recovery": {"averages": problem}},
+        group=SINGLE_PROCESS,
+    )
+    contents = native.open_contents(path)
+    taken = net if problem else average
+    wanted = taken.state_dict() | {frozen: net.state_dict()[frozen]}
+    assert all(torch.equal(entry.read(), wanted[n]) for n, entry in contents.entries.items())
+    (note,) = contents.notes
+    assert note.startswith("optimizer.ema: ") and note.endswith(problem)
+
+
 def test_maps_to_a_teachers_width_are_left_out(tmp_path: Path) -> None:
     net, settings = model(), TeacherSettings(path="teacher", embeddings=EmbeddingsSettings())
     names = set(net.state_dict())
