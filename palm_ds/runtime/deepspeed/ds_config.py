@@ -43,6 +43,10 @@ _OF_THE_RECIPE = {
     "seed": "set `seed` in the recipe",
     "curriculum_learning": "set `stages` in the recipe",
     "data_efficiency": "set `stages` in the recipe",
+    "wandb": "set `track.wandb` in the recipe",
+    "comet": "set `track` in the recipe",
+    "tensorboard": "every run writes TensorBoard events",
+    "csv_monitor": "every run writes metrics.jsonl",
 }
 _NOT_WITH_US = {
     "managed_gradient_accumulation": "palm_ds counts micro-batches itself",
@@ -60,16 +64,60 @@ _NOT_WITH_US = {
     "data_types": "use bf16 or fp16",
     "bfloat16": 'write "bf16"',
     "activation_checkpointing": "set palm_ds.activation_checkpointing",
+    "compile": "set palm_ds.kernels.compile",
+    "weight_quantization": "weights are not quantized",
+    "seq_parallel_communication_data_type": "rows are never split",
+    "use_data_before_expert_parallelism": "models have no experts",
+    "dataloader_drop_last": "palm_ds reads the data itself",
+    "disable_allgather": "DeepSpeed ignores it",
+    "zero_force_ds_cpu_optimizer": "the recipe's `optimizer` is used",
+    "comms_logger": "--check measures the network, and --profile traces steps",
+    "timers": "metrics.jsonl has the throughput",
+    "dump_state": "--print_config shows what DeepSpeed is given",
+    "log_level": "DeepSpeed's warnings and errors are shown",
 }
-_NOT_IN_ZERO = {
-    "round_robin_gradients": "DeepSpeed mixes up which parameter a value belongs to, in "
-    "checkpoints and exports too",
-    "legacy_stage1": "DeepSpeed has removed it",
-    "zenflow": "it needs an optimizer of its own",
+_OWN_OPTIMIZER = "it needs an optimizer of its own"
+_ELSEWHERE = "palm_ds writes and reads checkpoints itself"
+_NOT_IN_ZERO: Mapping[str, tuple[object, str]] = {
+    "round_robin_gradients": (
+        False,
+        "DeepSpeed mixes up which parameter a value belongs to, in checkpoints and exports too",
+    ),
+    "legacy_stage1": (False, "DeepSpeed has removed it"),
+    "zenflow": (None, _OWN_OPTIMIZER),
+    "allgather_partitions": (True, "DeepSpeed ignores it"),
+    "load_from_fp32_weights": (True, _ELSEWHERE),
+    "elastic_checkpoint": (False, _ELSEWHERE),
+    "pipeline_loading_checkpoint": (False, _ELSEWHERE),
+    "cpu_offload": (False, 'write "offload_optimizer": {"device": "cpu"}'),
+    "cpu_offload_param": (False, 'write "offload_param": {"device": "cpu"}'),
+    "cpu_offload_use_pin_memory": (False, 'write "pin_memory" in the section of the offload'),
+    "save_muon_momentum_buffer_in_memory": (False, "ZeRO 3 has no Muon"),
+    "zero_quantized_nontrainable_weights": (
+        False,
+        "frozen weights could not be set when a run resumes",
+    ),
+    "zero_hpz_partition_size": (
+        1,
+        "its second copies would not follow weights that palm_ds sets: loaded and averaged ones",
+    ),
 }
+"""{key: (the value that means nothing, what is wrong with others)}."""
+_NOT_IN_BF16 = {
+    "bf16_master_weights_and_grads": "weights and moments are kept in fp32",
+    "bf16_optimizer_states": "weights and moments are kept in fp32",
+    "immediate_grad_update": "DeepSpeed ignores it",
+}
+_WITH_CUDA_KERNELS = (
+    "zero_quantized_weights",
+    "zero_quantized_gradients",
+    "stage3_module_granularity_threshold",
+)
+"""Keys of ZeRO 3 that DeepSpeed has for GPUs only."""
 _SWAPPED_VALUES = 100_000_000
 """Default of `sub_group_size` with optimizer state in files: buffers of 2 GB; with DeepSpeed's, of
 20."""
+_NO_PRINT = "{where}: steps_per_print has no effect; set `log.every` in the recipe"
 _STAGE_1_FOR_0 = (
     "{where}: zero_optimization.stage 0 with {precision} runs as stage 1: the same losses with "
     "less memory (DeepSpeed's own stage 0 is wrong in {precision})"
@@ -150,6 +198,12 @@ class DSConfig(PalmSection):
         return Path(self._offload["nvme_path"]) if self._offload.get("device") == "nvme" else None
 
     @property
+    def for_gpus(self) -> list[str]:
+        """Keys that only GPUs can carry out."""
+        zero = self.sections.get("zero_optimization", {})
+        return [key for key in _WITH_CUDA_KERNELS if self.stage == 3 and zero.get(key)]
+
+    @property
     def _offload(self) -> Mapping[str, Any]:
         return self.sections.get("zero_optimization", {}).get("offload_optimizer") or {}
 
@@ -188,7 +242,7 @@ class DSConfig(PalmSection):
             "train_micro_batch_size_per_gpu": micro,
             "gradient_accumulation_steps": accumulation,
             "gradient_clipping": 0.0 if self.checks_itself else float(clip),
-            "zero_allow_untested_optimizer": True,
+            "zero_allow_untested_optimizer": True,  # none of palm_ds's is tested by DeepSpeed
             "zero_force_ds_cpu_optimizer": False,
         }
         if world == 1 and self.stage in (1, 2):
@@ -232,7 +286,7 @@ def make_ds_config(values: Mapping[str, Any], *, where: str = "deepspeed config"
     _check_kinds(sections, where)
     stage = _stage(sections, where)
     precision = _precision(sections, where)
-    notes = []
+    notes = [_NO_PRINT.format(where=where)] if "steps_per_print" in sections else []
     if stage == 0 and precision != "fp32":
         stage = sections["zero_optimization"]["stage"] = 1
         notes.append(_STAGE_1_FOR_0.format(where=where, precision=precision))
@@ -267,7 +321,7 @@ def _refuse(sections: dict[str, Any], where: str) -> None:
                 del sections[key]
                 continue
             raise UserError(f"{where}: {key}: does not belong here; {_OF_THE_RECIPE[key]}")
-        if key in _NOT_WITH_US:
+        if key in _NOT_WITH_US and sections[key] is not False:
             raise UserError(f"{where}: {key}: not supported; {_NOT_WITH_US[key]}")
 
 
@@ -292,8 +346,8 @@ def _stage(sections: dict[str, Any], where: str) -> int:
             f"{where}: zero_optimization.stage: expected 0, 1, 2 or 3, got {shorten(stage)}"
         )
     _check_offload(zero, stage, f"{where}: zero_optimization")
-    for key, why in _NOT_IN_ZERO.items():
-        if zero.get(key):
+    for key, (unset, why) in _NOT_IN_ZERO.items():
+        if zero.get(key) not in (unset, None):
             raise UserError(f"{where}: zero_optimization.{key}: not supported; {why}")
     if zero.get("compute_grad_norm") is False:
         raise UserError(
@@ -310,7 +364,11 @@ def _check_offload(zero: dict[str, Any], stage: int, where: str) -> None:
             raise UserError(f"{where}.{part}: needs stage 1, 2 or 3, got 0")
         if stage < 3 and values and part == "offload_param":
             raise UserError(f"{where}.{part}: needs stage 3, got {stage}")
-        if not isinstance(values, Mapping) or values.get("device") != "nvme":
+        if not isinstance(values, Mapping):
+            continue
+        if values.get("super_offload"):
+            raise UserError(f"{where}.{part}.super_offload: not supported; {_OWN_OPTIMIZER}")
+        if values.get("device") != "nvme":
             continue
         if part == "offload_param":
             raise UserError(
@@ -338,15 +396,23 @@ def _precision(sections: dict[str, Any], where: str) -> Literal["fp32", "bf16", 
     on = [name for name in ("fp16", "bf16") if _enabled(sections, name, where)]
     if len(on) == 2:
         raise UserError(f"{where}: fp16 and bf16 are both enabled; enable one")
-    if on == ["bf16"] and sections["bf16"].get("check_grad_overflow") is False:
-        raise UserError(
-            f"{where}: bf16.check_grad_overflow: must be true; steps with non-finite gradients are "
-            "skipped by it"
-        )
+    if on == ["bf16"]:
+        _check_bf16(sections["bf16"], f"{where}: bf16")
     for name in ("fp16", "bf16"):
         if name not in on:
             sections.pop(name, None)
     return "fp16" if "fp16" in on else "bf16" if "bf16" in on else "fp32"
+
+
+def _check_bf16(values: Mapping[str, Any], where: str) -> None:
+    if values.get("check_grad_overflow") is False:
+        raise UserError(
+            f"{where}.check_grad_overflow: must be true; steps with non-finite gradients are "
+            "skipped by it"
+        )
+    for key, why in _NOT_IN_BF16.items():
+        if values.get(key):
+            raise UserError(f"{where}.{key}: not supported; {why}")
 
 
 def _expect_section(value: object, what: str) -> None:
@@ -399,5 +465,12 @@ def _check_kinds(sections: Mapping[str, Any], where: str) -> None:
             raise UserError(
                 f"{where}: {key}: expected a number, true, false or a section, got {shorten(value)}"
             )
-    if not (steps := sections.get("steps_per_print", 1)):
-        raise UserError(f"{where}: steps_per_print: expected 1 or more, got {shorten(steps)}")
+    wanted = {"steps_per_print": "1 or more", "gradient_predivide_factor": "a number above 0"}
+    for key, what in wanted.items():
+        if not (value := sections.get(key, 1)):
+            raise UserError(f"{where}: {key}: expected {what}, got {shorten(value)}")
+    if sections.get("zero_allow_untested_optimizer") is False:
+        raise UserError(
+            f"{where}: zero_allow_untested_optimizer: must be true; DeepSpeed has tested none of "
+            "palm_ds's optimizers"
+        )

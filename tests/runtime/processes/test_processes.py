@@ -4,9 +4,11 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.runtime.processes.processes import device_named
+from palm_ds.runtime.deepspeed.ds_config import make_ds_config
+from palm_ds.runtime.processes.processes import check_supported, device_named
 from tests.helpers import warm_python
 
 
@@ -22,6 +24,23 @@ def test_a_device_that_is_not_there_is_one_line(name: str, why: str) -> None:
     with pytest.raises(UserError, match=f"device: '{name}': {why}.*; there are: cpu") as caught:
         device_named(name)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("zero_quantized_weights", True),
+        ("zero_quantized_gradients", True),
+        ("stage3_module_granularity_threshold", 1000),
+    ],
+)
+def test_what_needs_a_gpu_is_one_line(key: str, value: object) -> None:
+    """DeepSpeed ended in tracebacks about operators and streams."""
+    ds_config = make_ds_config({"zero_optimization": {"stage": 3, key: value}}, where="m.json")
+    with pytest.raises(UserError, match=f"m.json: zero_optimization.{key}: needs a GPU"):
+        check_supported(ds_config, torch.device("cpu"))
+    check_supported(ds_config, torch.device("cuda"))
+    check_supported(make_ds_config({"zero_optimization": {"stage": 3}}), torch.device("cpu"))
 
 
 def test_one_process_alone_is_quiet() -> None:
