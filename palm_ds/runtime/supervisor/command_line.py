@@ -178,7 +178,7 @@ def _read_hosts(file: Path) -> dict[str, str]:
 
 def _lines(file: Path) -> list[str]:
     try:
-        return file.read_text(encoding="utf-8").splitlines()
+        return file.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise UserError(f"{file}: cannot be read as text: {error}") from None
 

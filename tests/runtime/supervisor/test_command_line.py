@@ -74,6 +74,11 @@ def test_hosts_take_the_place_of_pdsh(folder) -> None:
     )
 
 
+def test_a_hostfile_of_an_editor_that_marks_unicode(folder) -> None:
+    (folder / "hosts").write_text("w1 slots=2\nw2 slots=2\n", encoding="utf-8-sig")
+    assert list(understand(["deepspeed", "-H", "hosts", "s.py"]).slots) == ["w1", "w2"]
+
+
 @pytest.mark.parametrize("option", ["--host hosts", "--hostf=hosts", "-H=hosts", "-Hhosts"])
 def test_argparse_takes_a_hostfile_in_other_forms(option, folder) -> None:
     """A run on two hosts would have been one on this machine."""
