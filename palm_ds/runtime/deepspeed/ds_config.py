@@ -447,6 +447,11 @@ def _check_with_deepspeed(ds_config: DSConfig) -> None:
         if key not in verdict.keys_read:
             known = (verdict.keys_read | {"palm_ds"}) - set(_OF_THE_RECIPE) - set(_NOT_WITH_US)
             raise UserError(f"{ds_config.path}: {key}: unknown key{suggest(key, known)}")
+    for section, known in verdict.section_keys.items():
+        for key in ds_config.sections.get(section, ()):
+            if key not in known:
+                where = f"{ds_config.path}: {section}.{key}"
+                raise UserError(f"{where}: unknown key{suggest(key, known)}")
 
 
 def _failing_section(ds_config: DSConfig) -> str:

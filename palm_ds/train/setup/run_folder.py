@@ -7,6 +7,7 @@ checkpoints/, weights/ (sharded_state) and hf/ (opens with AutoModel).
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -72,9 +73,10 @@ class RunSpec:
 
 def check_folder(run: RunSpec, data: Data) -> list[str]:
     """Raises UserError, with the differences, if the folder holds a run of another recipe or other
-    data, or if it cannot be written. Returns the differences that a run may be resumed with."""
-    check_writable(run.folder)
+    data, or if it cannot be written; TemporaryError if its disk has become read-only. Returns the
+    differences that a run may be resumed with."""
     file, saved = run.folder / "recipe.yaml", checkpoint.steps_in(run.checkpoints)
+    check_writable(run.folder, begun=bool(saved))
     if not file.exists():
         if saved:
             raise UserError(f"{run.folder}: has checkpoints but no recipe.yaml; not a run folder")
@@ -119,15 +121,18 @@ def record_changes(folder: Path, step: int, changes: Sequence[str]) -> None:
         file.write(line + "\n")
 
 
-def check_writable(folder: Path) -> None:
-    """Raises UserError unless the folder exists or can be created, and is writable."""
+def check_writable(folder: Path, *, begun: bool = False) -> None:
+    """Raises UserError unless the folder exists or can be created, and is writable; TemporaryError
+    if a run that has `begun` there could write it then."""
     check_local(folder, "run_dir: ")
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not existing.is_dir():
         what = "is a file" if existing == folder else f"{existing} is a file"
         raise UserError(f"run folder {folder}: {what}; name a folder")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError(f"run folder {folder}: {existing} cannot be written")
+        read_only = begun and os.statvfs(existing).f_flag & os.ST_RDONLY
+        why = f": {os.strerror(errno.EROFS)}" if read_only else ""
+        raise error_of(f"run folder {folder}: {existing} cannot be written{why}")
 
 
 def _stored_recipe(file: Path) -> dict[str, Any]:

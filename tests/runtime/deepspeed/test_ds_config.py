@@ -243,6 +243,14 @@ BAD: dict[str, tuple[str, str]] = {
         '{"zero_optimization": {"stage": 1}, "fp16": {"enabled": true, "los_scale": 1}}',
         'fp16.los_scale: unknown key; did you mean "loss_scale"',
     ),
+    "unknown in a section of plain values": (
+        '{"flops_profiler": {"enabled": true, "profle_step": 5}}',
+        'flops_profiler.profle_step: unknown key; did you mean "profile_step"',
+    ),
+    "unknown in another": (
+        '{"aio": {"block_sise": 1048576}}',
+        'aio.block_sise: unknown key; did you mean "block_size"',
+    ),
     "removed": ('{"nebula": {"enabled": true}}', "Nebula checkpointing has been removed"),
     "removed amp": ('{"amp": {"enabled": true}}', "Apex AMP integration has been removed"),
     "removed zero": (
