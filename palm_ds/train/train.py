@@ -26,7 +26,7 @@ from palm_ds.runtime.checkpoint.full_disk import may_pass
 from palm_ds.runtime.device.memory import host_memory
 from palm_ds.runtime.optimizer.optimizer import optimizer_class
 from palm_ds.runtime.optimizer.param_groups import Selection
-from palm_ds.runtime.processes.processes import Processes
+from palm_ds.runtime.processes.processes import Processes, check_supported
 from palm_ds.runtime.processes.run_lock import RunLock
 from palm_ds.runtime.processes.signals import StopFlag, stop_signals
 from palm_ds.runtime.zero.swap_folder import check_swap_room, prepare_swapping
@@ -290,6 +290,8 @@ def setup_run(
     (default: the terminal, with a live display). `data`: the recipe's data if they are open."""
     _check_first(run)
     processes = start(run.ds_config)  # before anything that takes its time
+    if not plan_for:  # a plan is for other machines, of whose devices and disks nobody knows here
+        check_supported(run.ds_config, processes.device)
     data = data if data is not None else open_data(run.recipe)
     run = replace(run, recipe=resolve(run.recipe, data))
     plan = resolve_teachers(run.recipe, data)
@@ -299,7 +301,7 @@ def setup_run(
     parts = replace(_build_parts(run, data, plan, processes), changes=tuple(changes))
     run = parts.run
     compare_hosts(run, data, parts.processes)
-    if not plan_for:  # a plan is for other machines, whose disks nobody knows here
+    if not plan_for:
         check_space_together(run, parts.model, parts.processes, dry_run=dry_run)
     if dry_run:
         _starting_point(parts)

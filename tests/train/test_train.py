@@ -105,6 +105,15 @@ def test_a_dry_run_refuses_what_the_engine_would(
         train(run, dry_run=True)
 
 
+def test_a_dry_run_refuses_what_the_device_cannot_do(tmp_path: Path) -> None:
+    """`--check` said that all was well, and the run itself ended."""
+    zero = {"stage": 3, "zero_quantized_weights": True}
+    how = make_ds_config({"zero_optimization": zero}, where="m.json")
+    run = RunSpec(recipe=two_sources(tmp_path), ds_config=how, folder=tmp_path / "run")
+    with pytest.raises(UserError, match="m.json: zero_optimization.zero_quantized_weights: needs"):
+        train(run, dry_run=True)
+
+
 @pytest.mark.parametrize(
     ("chosen", "name", "row"),
     [("", MASKS, 1), (MASKS, MASKS, 1), (APART, APART, 0), ("phrases", "phrases", 1)],
