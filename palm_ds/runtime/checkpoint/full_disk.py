@@ -21,7 +21,7 @@ from palm_ds.runtime.processes.process_group import ProcessGroup
 _WORDS = tuple(map(os.strerror, (*FULL_DISK, *SERVER_AWAY)))
 RETRY_SECONDS = 30.0
 PATIENCE_SECONDS = 1800.0
-"""How long a finished run waits."""
+"""How long a run waits that is finished, or starts again."""
 STOPPING_SECONDS = 20.0
 """How long a run that was asked to stop waits: it is killed soon after."""
 

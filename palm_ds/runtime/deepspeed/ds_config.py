@@ -112,6 +112,7 @@ _WITH_CUDA_KERNELS = (
     "zero_quantized_weights",
     "zero_quantized_gradients",
     "stage3_module_granularity_threshold",
+    "module_granularity_threshold",  # DeepSpeed takes both names
 )
 """Keys of ZeRO 3 that DeepSpeed has for GPUs only."""
 _SWAPPED_VALUES = 100_000_000

@@ -203,7 +203,7 @@ def _read_variables(file: Path) -> dict[str, str]:
         key, equals, value = line.strip().partition("=")
         if not key + equals or key.startswith("#"):
             continue
-        if not equals or not re.fullmatch(r"[A-Za-z_]\w*", key, re.ASCII):
+        if not equals or "\0" in value or not re.fullmatch(r"[A-Za-z_]\w*", key, re.ASCII):
             raise UserError(f"{file}:{number}: expected `NAME=VALUE`, got {line!r}")
         variables[key] = value
     return variables

@@ -140,7 +140,7 @@ def test_variables_for_other_hosts(folder, monkeypatch) -> None:
     assert understand(["deepspeed", "s.py"]).variables == {}
 
 
-@pytest.mark.parametrize("line", ["NCCL_DEBUG INFO", "export A=b", "A = b", "=b", "1A=b"])
+@pytest.mark.parametrize("line", ["NCCL_DEBUG INFO", "export A=b", "A = b", "=b", "1A=b", "A=\0"])
 def test_a_line_that_sets_no_variable_is_named(line, folder, monkeypatch) -> None:
     """They were dropped, or became variables that nothing reads."""
     monkeypatch.setenv("HOME", str(folder))
