@@ -76,6 +76,10 @@ _NOT_WITH_US = {
     "dump_state": "--print_config shows what DeepSpeed is given",
     "log_level": "DeepSpeed's warnings and errors are shown",
 }
+_NO_TENSOR = (
+    "DeepSpeed reduces the gradients of such a module in a hook, which torch calls only if it "
+    "returns tensors: heads and models would not train"
+)
 _OWN_OPTIMIZER = "it needs an optimizer of its own"
 _ELSEWHERE = "palm_ds writes and reads checkpoints itself"
 _NOT_IN_ZERO: Mapping[str, tuple[object, str]] = {
@@ -97,6 +101,9 @@ _NOT_IN_ZERO: Mapping[str, tuple[object, str]] = {
         False,
         "frozen weights could not be set when a run resumes",
     ),
+    "leaf_module": (None, _NO_TENSOR),
+    "stage3_module_granularity_threshold": (0, _NO_TENSOR),
+    "module_granularity_threshold": (0, _NO_TENSOR),
     "zero_hpz_partition_size": (
         1,
         "its second copies would not follow weights that palm_ds sets: loaded and averaged ones",
@@ -108,12 +115,7 @@ _NOT_IN_BF16 = {
     "bf16_optimizer_states": "weights and moments are kept in fp32",
     "immediate_grad_update": "DeepSpeed ignores it",
 }
-_WITH_CUDA_KERNELS = (
-    "zero_quantized_weights",
-    "zero_quantized_gradients",
-    "stage3_module_granularity_threshold",
-    "module_granularity_threshold",  # DeepSpeed takes both names
-)
+_WITH_CUDA_KERNELS = ("zero_quantized_weights", "zero_quantized_gradients")
 """Keys of ZeRO 3 that DeepSpeed has for GPUs only."""
 _SWAPPED_VALUES = 100_000_000
 """Default of `sub_group_size` with optimizer state in files: buffers of 2 GB; with DeepSpeed's, of

@@ -307,6 +307,14 @@ BAD: dict[str, tuple[str, str]] = {
         '{"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}}',
         "zero_optimization.zero_hpz_partition_size: not supported; its second copies",
     ),
+    "leaves": (
+        '{"zero_optimization": {"stage": 3, "leaf_module": {"names": ["heads.words"]}}}',
+        "zero_optimization.leaf_module: not supported; DeepSpeed reduces the gradients of such",
+    ),
+    "leaves by size": (
+        '{"zero_optimization": {"stage": 3, "stage3_module_granularity_threshold": 1000}}',
+        "stage3_module_granularity_threshold: not supported; DeepSpeed reduces the gradients of",
+    ),
     "frozen and rounded": (
         '{"zero_optimization": {"stage": 3, "zero_quantized_nontrainable_weights": true}}',
         "zero_quantized_nontrainable_weights: not supported; frozen weights could not be set",

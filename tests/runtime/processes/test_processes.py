@@ -26,17 +26,10 @@ def test_a_device_that_is_not_there_is_one_line(name: str, why: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("zero_quantized_weights", True),
-        ("zero_quantized_gradients", True),
-        ("stage3_module_granularity_threshold", 1000),
-    ],
-)
-def test_what_needs_a_gpu_is_one_line(key: str, value: object) -> None:
-    """DeepSpeed ended in tracebacks about operators and streams."""
-    ds_config = make_ds_config({"zero_optimization": {"stage": 3, key: value}}, where="m.json")
+@pytest.mark.parametrize("key", ["zero_quantized_weights", "zero_quantized_gradients"])
+def test_what_needs_a_gpu_is_one_line(key: str) -> None:
+    """DeepSpeed ended in a traceback about an operator."""
+    ds_config = make_ds_config({"zero_optimization": {"stage": 3, key: True}}, where="m.json")
     with pytest.raises(UserError, match=f"m.json: zero_optimization.{key}: needs a GPU"):
         check_supported(ds_config, torch.device("cpu"))
     check_supported(ds_config, torch.device("cuda"))
