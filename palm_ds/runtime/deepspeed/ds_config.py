@@ -78,7 +78,7 @@ _NOT_WITH_US = {
 }
 _NO_TENSOR = (
     "DeepSpeed reduces the gradients of such a module in a hook, which torch calls only if it "
-    "returns tensors: heads and models would not train"
+    "returns tensors alone: others, such as a whole model, would not train"
 )
 _OWN_OPTIMIZER = "it needs an optimizer of its own"
 _ELSEWHERE = "palm_ds writes and reads checkpoints itself"
@@ -110,11 +110,15 @@ _NOT_IN_ZERO: Mapping[str, tuple[object, str]] = {
     ),
 }
 """{key: (the value that means nothing, what is wrong with others)}."""
-_NOT_IN_BF16 = {
-    "bf16_master_weights_and_grads": "weights and moments are kept in fp32",
-    "bf16_optimizer_states": "weights and moments are kept in fp32",
+_IN_FP32 = "weights and moments are kept in fp32"
+_NOT_IN_HALF = {
+    "bf16_master_weights_and_grads": _IN_FP32,
+    "bf16_optimizer_states": _IN_FP32,
+    "fp16_master_weights_and_grads": _IN_FP32,
     "immediate_grad_update": "DeepSpeed ignores it",
+    "auto_cast": "models cast their inputs",
 }
+"""In the sections bf16 and fp16."""
 _WITH_CUDA_KERNELS = ("zero_quantized_weights", "zero_quantized_gradients")
 """Keys of ZeRO 3 that DeepSpeed has for GPUs only."""
 _SWAPPED_VALUES = 100_000_000
@@ -399,21 +403,21 @@ def _precision(sections: dict[str, Any], where: str) -> Literal["fp32", "bf16", 
     on = [name for name in ("fp16", "bf16") if _enabled(sections, name, where)]
     if len(on) == 2:
         raise UserError(f"{where}: fp16 and bf16 are both enabled; enable one")
-    if on == ["bf16"]:
-        _check_bf16(sections["bf16"], f"{where}: bf16")
+    for name in on:
+        _check_half(sections[name], f"{where}: {name}")
     for name in ("fp16", "bf16"):
         if name not in on:
             sections.pop(name, None)
     return "fp16" if "fp16" in on else "bf16" if "bf16" in on else "fp32"
 
 
-def _check_bf16(values: Mapping[str, Any], where: str) -> None:
+def _check_half(values: Mapping[str, Any], where: str) -> None:
     if values.get("check_grad_overflow") is False:
         raise UserError(
             f"{where}.check_grad_overflow: must be true; steps with non-finite gradients are "
             "skipped by it"
         )
-    for key, why in _NOT_IN_BF16.items():
+    for key, why in _NOT_IN_HALF.items():
         if values.get(key):
             raise UserError(f"{where}.{key}: not supported; {why}")
 

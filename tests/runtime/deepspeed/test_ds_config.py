@@ -324,6 +324,10 @@ BAD: dict[str, tuple[str, str]] = {
         '"bf16_master_weights_and_grads": true, "bf16_optimizer_states": true}}',
         "bf16.bf16_master_weights_and_grads: not supported; weights and moments are kept in fp32",
     ),
+    "fp16 inputs": (
+        '{"zero_optimization": {"stage": 1}, "fp16": {"enabled": true, "auto_cast": true}}',
+        "fp16.auto_cast: not supported; models cast their inputs",
+    ),
     "ours is a list": ('{"palm_ds": []}', r"palm_ds: expected keys and values, got \[\]"),
     "ours unknown": ('{"palm_ds": {"worker": 2}}', 'palm_ds.worker: unknown key; did you mean "'),
     "ours wrong": (
