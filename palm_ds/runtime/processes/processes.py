@@ -203,8 +203,11 @@ def _place() -> launch_env.LaunchedProcess:
     """This process among those of the run, whatever launcher started it. Raises UserError."""
     if launch_env.under_srun():
         os.environ |= launch_env.ranks_of_srun()
+        if accelerator().device_name() != "cpu" and accelerator().device_count() == 1:
+            os.environ["LOCAL_RANK"] = "0"  # --gpus-per-task 1: each task sees its own GPU alone
     elif not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
         _find_mpi_ranks()
+    _check_device()
     return launch_env.place()
 
 
