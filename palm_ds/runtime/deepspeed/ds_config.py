@@ -23,104 +23,26 @@ from palm_ds.common.config import override, parse, read_json, shorten
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.runtime.deepspeed.ds_config_check import (
     ConfigVerdict,
+    kind_wanted,
     processes_now,
     validate_with_deepspeed,
+)
+from palm_ds.runtime.deepspeed.refused_keys import (
+    NOT_IN_HALF,
+    NOT_IN_ZERO,
+    NOT_WITH_US,
+    OF_THE_RECIPE,
+    OWN_OPTIMIZER,
 )
 
 _TEXTS = ("communication_data_type", "seq_parallel_communication_data_type", "log_level")
 
 _MICRO_BATCH = 8
 """Rows of a micro-batch, at most, if nothing is known of the device."""
-_OF_THE_RECIPE = {
-    "optimizer": "set `optimizer` in the recipe",
-    "scheduler": "set `schedule` in the recipe",
-    "train_batch_size": "set `batch` in the recipe",
-    "gradient_clipping": "set `optimizer.clip` in the recipe",
-    "gradient_accumulation_steps": "it follows from the recipe's `batch`, the number of processes "
-    "and train_micro_batch_size_per_gpu",
-    "lr": "set `optimizer.lr` in the recipe",
-    "learning_rate": "set `optimizer.lr` in the recipe",
-    "seed": "set `seed` in the recipe",
-    "curriculum_learning": "set `stages` in the recipe",
-    "data_efficiency": "set `stages` in the recipe",
-    "wandb": "set `track.wandb` in the recipe",
-    "comet": "set `track` in the recipe",
-    "tensorboard": "every run writes TensorBoard events",
-    "csv_monitor": "every run writes metrics.jsonl",
-}
-_NOT_WITH_US = {
-    "managed_gradient_accumulation": "palm_ds counts micro-batches itself",
-    "gradient_allreduce_op": "the loss is already divided by the count of the whole step",
-    "hybrid_engine": "it is for text generation",
-    "autotuning": "it starts the training script itself",
-    "pipeline": "models are not split into pipeline stages",
-    "tensor_parallel": "layers are not split",
-    "expert_parallel": "models have no experts",
-    "sequence_parallel_size": "rows are never split",
-    "torch_autocast": "use bf16 or fp16",
-    "use_node_local_storage": "a checkpoint is one folder that all processes share",
-    "checkpoint": "palm_ds writes checkpoints itself",
-    "datastates_ckpt": "palm_ds writes checkpoints itself",
-    "data_types": "use bf16 or fp16",
-    "bfloat16": 'write "bf16"',
-    "activation_checkpointing": "set palm_ds.activation_checkpointing",
-    "compile": "set palm_ds.kernels.compile",
-    "weight_quantization": "weights are not quantized",
-    "seq_parallel_communication_data_type": "rows are never split",
-    "use_data_before_expert_parallelism": "models have no experts",
-    "dataloader_drop_last": "palm_ds reads the data itself",
-    "disable_allgather": "DeepSpeed ignores it",
-    "zero_force_ds_cpu_optimizer": "the recipe's `optimizer` is used",
-    "comms_logger": "--check measures the network, and --profile traces steps",
-    "timers": "metrics.jsonl has the throughput",
-    "dump_state": "--print_config shows what DeepSpeed is given",
-    "log_level": "DeepSpeed's warnings and errors are shown",
-}
-_NO_TENSOR = (
-    "DeepSpeed reduces the gradients of such a module in a hook, which torch calls only if it "
-    "returns tensors alone: others, such as a whole model, would not train"
-)
-_OWN_OPTIMIZER = "it needs an optimizer of its own"
-_ELSEWHERE = "palm_ds writes and reads checkpoints itself"
-_NOT_IN_ZERO: Mapping[str, tuple[object, str]] = {
-    "round_robin_gradients": (
-        False,
-        "DeepSpeed mixes up which parameter a value belongs to, in checkpoints and exports too",
-    ),
-    "legacy_stage1": (False, "DeepSpeed has removed it"),
-    "zenflow": (None, _OWN_OPTIMIZER),
-    "allgather_partitions": (True, "DeepSpeed ignores it"),
-    "load_from_fp32_weights": (True, _ELSEWHERE),
-    "elastic_checkpoint": (False, _ELSEWHERE),
-    "pipeline_loading_checkpoint": (False, _ELSEWHERE),
-    "cpu_offload": (False, 'write "offload_optimizer": {"device": "cpu"}'),
-    "cpu_offload_param": (False, 'write "offload_param": {"device": "cpu"}'),
-    "cpu_offload_use_pin_memory": (False, 'write "pin_memory" in the section of the offload'),
-    "save_muon_momentum_buffer_in_memory": (False, "ZeRO 3 has no Muon"),
-    "zero_quantized_nontrainable_weights": (
-        False,
-        "frozen weights could not be set when a run resumes",
-    ),
-    "leaf_module": (None, _NO_TENSOR),
-    "stage3_module_granularity_threshold": (0, _NO_TENSOR),
-    "module_granularity_threshold": (0, _NO_TENSOR),
-    "zero_hpz_partition_size": (
-        1,
-        "its second copies would not follow weights that palm_ds sets: loaded and averaged ones",
-    ),
-}
-"""{key: (the value that means nothing, what is wrong with others)}."""
-_IN_FP32 = "weights and moments are kept in fp32"
-_NOT_IN_HALF = {
-    "bf16_master_weights_and_grads": _IN_FP32,
-    "bf16_optimizer_states": _IN_FP32,
-    "fp16_master_weights_and_grads": _IN_FP32,
-    "immediate_grad_update": "DeepSpeed ignores it",
-    "auto_cast": "models cast their inputs",
-}
-"""In the sections bf16 and fp16."""
 _WITH_CUDA_KERNELS = ("zero_quantized_weights", "zero_quantized_gradients")
 """Keys of ZeRO 3 that DeepSpeed has for GPUs only."""
+_MAX_SCALE_POWER = 127
+"""A loss scale is a number in fp32."""
 _SWAPPED_VALUES = 100_000_000
 """Default of `sub_group_size` with optimizer state in files: buffers of 2 GB; with DeepSpeed's, of
 20."""
@@ -323,13 +245,13 @@ def _micro_rows(value: object, where: str) -> int | None:
 
 def _refuse(sections: dict[str, Any], where: str) -> None:
     for key in list(sections):
-        if key in _OF_THE_RECIPE:
+        if key in OF_THE_RECIPE:
             if sections[key] == "auto":  # the recipe decides
                 del sections[key]
                 continue
-            raise UserError(f"{where}: {key}: does not belong here; {_OF_THE_RECIPE[key]}")
-        if key in _NOT_WITH_US and sections[key] is not False:
-            raise UserError(f"{where}: {key}: not supported; {_NOT_WITH_US[key]}")
+            raise UserError(f"{where}: {key}: does not belong here; {OF_THE_RECIPE[key]}")
+        if key in NOT_WITH_US and sections[key] is not False:
+            raise UserError(f"{where}: {key}: not supported; {NOT_WITH_US[key]}")
 
 
 def _resolve_auto(values: dict[str, Any], where: str, path: str = "") -> None:
@@ -353,7 +275,7 @@ def _stage(sections: dict[str, Any], where: str) -> int:
             f"{where}: zero_optimization.stage: expected 0, 1, 2 or 3, got {shorten(stage)}"
         )
     _check_offload(zero, stage, f"{where}: zero_optimization")
-    for key, (unset, why) in _NOT_IN_ZERO.items():
+    for key, (unset, why) in NOT_IN_ZERO.items():
         if zero.get(key) not in (unset, None):
             raise UserError(f"{where}: zero_optimization.{key}: not supported; {why}")
     if zero.get("compute_grad_norm") is False:
@@ -374,7 +296,7 @@ def _check_offload(zero: dict[str, Any], stage: int, where: str) -> None:
         if not isinstance(values, Mapping):
             continue
         if values.get("super_offload"):
-            raise UserError(f"{where}.{part}.super_offload: not supported; {_OWN_OPTIMIZER}")
+            raise UserError(f"{where}.{part}.super_offload: not supported; {OWN_OPTIMIZER}")
         if values.get("device") != "nvme":
             continue
         if part == "offload_param":
@@ -417,7 +339,12 @@ def _check_half(values: Mapping[str, Any], where: str) -> None:
             f"{where}.check_grad_overflow: must be true; steps with non-finite gradients are "
             "skipped by it"
         )
-    for key, why in _NOT_IN_HALF.items():
+    power = values.get("initial_scale_power")
+    if isinstance(power, int) and power > _MAX_SCALE_POWER:
+        raise UserError(
+            f"{where}.initial_scale_power: expected up to {_MAX_SCALE_POWER}, got {power}"
+        )
+    for key, why in NOT_IN_HALF.items():
         if values.get(key):
             raise UserError(f"{where}.{key}: not supported; {why}")
 
@@ -452,13 +379,20 @@ def _check_with_deepspeed(ds_config: DSConfig) -> None:
         raise UserError(f"{ds_config.path}: {section}{verdict.problem}")
     for key in ds_config.sections:
         if key not in verdict.keys_read:
-            known = (verdict.keys_read | {"palm_ds"}) - set(_OF_THE_RECIPE) - set(_NOT_WITH_US)
+            known = (verdict.keys_read | {"palm_ds"}) - set(OF_THE_RECIPE) - set(NOT_WITH_US)
             raise UserError(f"{ds_config.path}: {key}: unknown key{suggest(key, known)}")
-    for section, known in verdict.section_keys.items():
-        for key in ds_config.sections.get(section, ()):
-            if key not in known:
-                where = f"{ds_config.path}: {section}.{key}"
-                raise UserError(f"{where}: unknown key{suggest(key, known)}")
+        _check_kind(ds_config.sections[key], verdict.defaults.get(key), f"{ds_config.path}: {key}")
+    for section, defaults in verdict.section_defaults.items():
+        for key, value in ds_config.sections.get(section, {}).items():
+            where = f"{ds_config.path}: {section}.{key}"
+            if key not in defaults:
+                raise UserError(f"{where}: unknown key{suggest(key, defaults)}")
+            _check_kind(value, defaults[key], where)
+
+
+def _check_kind(value: object, default: object, where: str) -> None:
+    if wanted := kind_wanted(value, default):
+        raise UserError(f"{where}: expected {wanted}, got {shorten(value)}")
 
 
 def _failing_section(ds_config: DSConfig) -> str:
@@ -479,7 +413,8 @@ def _check_kinds(sections: Mapping[str, Any], where: str) -> None:
             )
     wanted = {"steps_per_print": "1 or more", "gradient_predivide_factor": "a number above 0"}
     for key, what in wanted.items():
-        if not (value := sections.get(key, 1)):
+        value = sections.get(key, 1)
+        if isinstance(value, int | float) and not value > 0:
             raise UserError(f"{where}: {key}: expected {what}, got {shorten(value)}")
     if sections.get("zero_allow_untested_optimizer") is False:
         raise UserError(

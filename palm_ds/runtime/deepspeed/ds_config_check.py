@@ -27,8 +27,10 @@ class ConfigVerdict:
     """The top-level keys that DeepSpeed reads, and its first error, if any."""
 
     keys_read: set[str]
-    section_keys: Mapping[str, set[str]]
-    """{section that is read key by key: its keys}."""
+    defaults: Mapping[str, object]
+    """{key that is read with a default: the default}."""
+    section_defaults: Mapping[str, Mapping[str, object]]
+    """The same of the sections that are read key by key: all of their keys."""
     problem: str = ""
     named: bool = True
     """Whether the problem names the key."""
@@ -52,11 +54,22 @@ def validate_with_deepspeed(config: Mapping[str, Any], given: Mapping[str, Any])
     except (AssertionError, ArithmeticError, ValueError, TypeError, AttributeError) as error:
         problem, named = f"DeepSpeed cannot read it ({reason(error)})", False
     return ConfigVerdict(
-        keys_read=recorder.read | recorder.looked_for,
-        section_keys={name: section.read for name, section in sections.items() if section.read},
+        keys_read={*recorder.defaults, *recorder.looked_for},
+        defaults=recorder.defaults,
+        section_defaults={name: x.defaults for name, x in sections.items() if x.defaults},
         problem=problem,
         named=named,
     )
+
+
+def kind_wanted(value: object, default: object) -> str:
+    """What is expected instead of a value, as far as a default tells; or nothing. DeepSpeed accepts
+    anything, and fails later or does nothing."""
+    if isinstance(default, bool):
+        return "" if isinstance(value, bool) else "true or false"
+    if isinstance(default, int | float):
+        return "" if type(value) in (int, float) else "a number"
+    return ""
 
 
 def processes_now() -> int:
@@ -71,11 +84,11 @@ class _Recorder(dict[str, Any]):
 
     def __init__(self, values: Mapping[str, Any]):
         super().__init__(values)
-        self.read: set[str] = set()
+        self.defaults: dict[str, object] = {}
         self.looked_for: set[str] = set()
 
     def get(self, key: str, default: object = None) -> Any:  # type: ignore[override]
-        self.read.add(key)
+        self.defaults[key] = default
         return super().get(key, default)
 
     def __contains__(self, key: object) -> bool:

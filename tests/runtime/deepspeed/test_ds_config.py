@@ -251,6 +251,22 @@ BAD: dict[str, tuple[str, str]] = {
         '{"aio": {"block_sise": 1048576}}',
         'aio.block_sise: unknown key; did you mean "block_size"',
     ),
+    "a number for a switch": (
+        '{"wall_clock_breakdown": 1}',
+        "wall_clock_breakdown: expected true or false, got 1",
+    ),
+    "text in a section of plain values": (
+        '{"flops_profiler": {"enabled": true, "profile_step": "5"}}',
+        'flops_profiler.profile_step: expected a number, got "5"',
+    ),
+    "below 0": (
+        '{"gradient_predivide_factor": -1}',
+        "gradient_predivide_factor: expected a number above 0, got -1",
+    ),
+    "a vast power": (
+        '{"fp16": {"enabled": true, "initial_scale_power": 2000}}',
+        "fp16.initial_scale_power: expected up to 127, got 2000",
+    ),
     "removed": ('{"nebula": {"enabled": true}}', "Nebula checkpointing has been removed"),
     "removed amp": ('{"amp": {"enabled": true}}', "Apex AMP integration has been removed"),
     "removed zero": (
