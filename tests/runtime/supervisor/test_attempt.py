@@ -76,6 +76,6 @@ def test_the_address_of_the_first_host_is_one_for_the_others(
 
 def test_a_host_without_the_program_is_one_line(tmp_path: Path) -> None:
     """It was a traceback of that host's agent."""
-    request = {"command": ["/opt/env/bin/deepspeed"], "cwd": "/", "env": {}, "hosts": ""}
-    with pytest.raises(UserError, match="/opt/env/bin/deepspeed cannot be started: No such file"):
+    request = {"command": ["/nowhere/bin/deepspeed"], "cwd": "/", "env": {}, "hosts": ""}
+    with pytest.raises(UserError, match="/nowhere/bin/deepspeed cannot be started: No such file"):
         agent._start(request, tmp_path, "name", 1)
