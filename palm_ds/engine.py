@@ -48,7 +48,7 @@ from palm_ds.runtime.optimizer.param_groups import (
 )
 from palm_ds.runtime.optimizer.step_settings import StepHyperparameters
 from palm_ds.runtime.optimizer.wrappers import StepFreezing
-from palm_ds.runtime.processes.processes import Processes, check_precision, start, stop
+from palm_ds.runtime.processes.processes import Processes, check_supported, start, stop
 from palm_ds.runtime.processes.watchdog import Watchdog
 from palm_ds.runtime.step.grad_cache import GlobalBatchLoss
 from palm_ds.runtime.step.gradient_accumulation import (
@@ -389,7 +389,7 @@ def _initialize(
     """DeepSpeed's engine, and the folder that it swaps to."""
     import deepspeed
 
-    check_precision(ds_config, processes.device)
+    check_supported(ds_config, processes.device)
     use_tf32(ds_config.tf32, processes.device)
     swap = SwapFolder.claim(ds_config, model, processes)
     try:

@@ -34,17 +34,19 @@ FINAL = (FINISHED, MISTAKE, NONFINITE)
 
 _OF_THE_SYSTEM = {
     errno.EACCES,
-    errno.EDQUOT,
     errno.EEXIST,
     errno.EISDIR,
     errno.ELOOP,
     errno.ENAMETOOLONG,
-    errno.ENOSPC,
     errno.ENOTDIR,
     errno.EPERM,
-    errno.EROFS,
 }
-"""Errors caused by the user's path or disk; others may be bugs."""
+"""Errors caused by the user's path; others may be bugs."""
+
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""A full disk, a used-up quota, a file system that has become read-only."""
+SERVER_AWAY = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN)
+"""A file server that does not answer, a disk that fails."""
 
 
 _MAX_LINE_LENGTH = 1_500
@@ -102,8 +104,8 @@ def _print_error(message: str, code: int) -> None:
 @contextmanager
 def exit_on_user_error(say: Callable[[str, int], None] = _print_error) -> Iterator[None]:
     """Wraps every command: prints log messages and turns a UserError, or a file system error for a
-    path, into `error: ...` and exit code 2; a TemporaryError likewise, with a code of its own.
-    `say(message, code)` prints the error."""
+    path, into `error: ...` and exit code 2; a TemporaryError likewise, with a code of its own, and
+    a disk that is full or away, with 1. `say(message, code)` prints the error."""
     try:
         with plain_messages():
             yield
@@ -113,9 +115,11 @@ def exit_on_user_error(say: Callable[[str, int], None] = _print_error) -> Iterat
     except TemporaryError as error:
         message, code = str(error), error.code
     except OSError as error:
-        if error.errno not in _OF_THE_SYSTEM or error.filename is None:
+        temporary = error.errno in (*FULL_DISK, *SERVER_AWAY)
+        if error.filename is None or not (temporary or error.errno in _OF_THE_SYSTEM):
             raise
-        message, code = f"{os.fsdecode(error.filename)}: {error.strerror}", MISTAKE
+        code = FAILED if temporary else MISTAKE
+        message = f"{os.fsdecode(error.filename)}: {error.strerror}"
     say(printable(message), code)
     sys.exit(code)
 

@@ -26,8 +26,8 @@ from palm_ds.runtime.checkpoint.full_disk import may_pass
 from palm_ds.runtime.device.memory import host_memory
 from palm_ds.runtime.optimizer.optimizer import optimizer_class
 from palm_ds.runtime.optimizer.param_groups import Selection
-from palm_ds.runtime.processes.processes import Processes
-from palm_ds.runtime.processes.run_lock import RunLock, lock_run_folder
+from palm_ds.runtime.processes.processes import Processes, check_supported
+from palm_ds.runtime.processes.run_lock import RunLock
 from palm_ds.runtime.processes.signals import StopFlag, stop_signals
 from palm_ds.runtime.zero.swap_folder import check_swap_room, prepare_swapping
 from palm_ds.train.evaluate.evaluate import HeldOutSet, TaskScore, evaluate
@@ -66,9 +66,10 @@ from palm_ds.train.setup.resume import StartingPoint, find_starting_point, signa
 from palm_ds.train.setup.run_folder import (
     RunSpec,
     check_folder,
+    lock_folder,
     overview,
     record_changes,
-    write_folder,
+    write_folder_together,
 )
 from palm_ds.train.setup.sources import (
     Data,
@@ -289,6 +290,8 @@ def setup_run(
     (default: the terminal, with a live display). `data`: the recipe's data if they are open."""
     _check_first(run)
     processes = start(run.ds_config)  # before anything that takes its time
+    if not plan_for:  # a plan is for other machines, of whose devices and disks nobody knows here
+        check_supported(run.ds_config, processes.device)
     data = data if data is not None else open_data(run.recipe)
     run = replace(run, recipe=resolve(run.recipe, data))
     plan = resolve_teachers(run.recipe, data)
@@ -298,12 +301,12 @@ def setup_run(
     parts = replace(_build_parts(run, data, plan, processes), changes=tuple(changes))
     run = parts.run
     compare_hosts(run, data, parts.processes)
-    if not plan_for:  # a plan is for other machines, whose disks nobody knows here
-        check_space_together(run, parts.model, parts.processes)
+    if not plan_for:
+        check_space_together(run, parts.model, parts.processes, dry_run=dry_run)
     if dry_run:
         _starting_point(parts)
         return _end_dry_run(parts, plan_for)
-    lock = lock_run_folder(run.folder, group=parts.processes)
+    lock = lock_folder(run, parts.processes)
     try:
         return _open_run(parts, lock, event_handler, console, examples)
     except BaseException:
@@ -478,11 +481,11 @@ def _check_best(parts: _Parts, engine: Engine) -> None:
 
 
 def _open_log(parts: _Parts, engine: Engine, step: int, console: Console | None) -> RunLog | None:
-    """Rank 0's log; the other files of the run folder are written with it."""
+    """Rank 0's log; the other files of the run folder are written with it. Collective."""
     run = parts.run
+    write_folder_together(run, engine, parts.data)
     if engine.rank:
         return None
-    write_folder(run, engine.config, parts.data)
     tasks, steps = list(run.recipe.tasks), run.recipe.curriculum.steps
     tracking = {"track": run.recipe.track, "config": run.recipe.resolved()}
     run_log = RunLog(run.folder, tasks, total_steps=steps, start=step, console=console, **tracking)

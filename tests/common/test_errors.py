@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
 from pathlib import Path
 
@@ -33,6 +35,16 @@ def test_a_path_that_the_system_refuses_is_one_line(
         (tmp_path / "file/folder").mkdir()
     assert ended.value.code == 2
     assert capsys.readouterr().err == f"error: {tmp_path}/file/folder: Not a directory\n"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
+def test_a_full_disk_is_no_mistake(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """After a mistake nothing starts a run again."""
+    with pytest.raises(SystemExit) as ended, exit_on_user_error():
+        raise OSError(number, os.strerror(number), "runs/mine/recipe.yaml")
+    assert ended.value.code == 1
+    said = f"error: runs/mine/recipe.yaml: {os.strerror(number)}\n"
+    assert capsys.readouterr().err == said
 
 
 def test_other_system_errors_keep_their_traceback(tmp_path: Path) -> None:

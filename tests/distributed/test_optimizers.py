@@ -13,7 +13,7 @@ RUNS = {
     "lamb": ("lamb", (0, 1, 2, 3), "fp32"),
     "lamb bf16": ("lamb", (1, 2, 3), "bf16"),
     "lamb fp16": ("lamb", (2,), "fp16"),
-    "lamb offload": ("lamb", (2,), "fp32-offload"),
+    "lamb offload": ("lamb", (2, 3), "fp32-offload"),
     "stable": ("stable_adamw", (2,), "fp32"),
     "stable offload": ("stable_adamw", (3,), "fp32-offload"),
     "muon": ("muon", (1, 2), "fp32"),
@@ -21,10 +21,11 @@ RUNS = {
 SOME = {
     "lamb": ("lamb", (3,), "fp32"),
     "lamb bf16": ("lamb", (2,), "bf16"),
+    "lamb offload": ("lamb", (3,), "fp32-offload"),
     "stable offload": ("stable_adamw", (3,), "fp32-offload"),
     "muon": ("muon", (1,), "fp32"),
 }
-RESUMED = ("lamb 1", "lamb 3", "stable 2", "muon 1", "lamb bf16 2")
+RESUMED = ("lamb 1", "lamb 3", "stable 2", "muon 1", "lamb bf16 2", "lamb offload 3")
 MOVED = {"stable offload 3": 0, "muon 1": 0}
 ALL_MOVED = MOVED | {"lamb 1": 3}
 """The stage under which one process goes on from half way."""

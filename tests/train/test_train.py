@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,18 +13,21 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from palm_ds.common.errors import UserError, exit_on_user_error
-from palm_ds.runtime.checkpoint import checkpoint
+from palm_ds.common.errors import TemporaryError, UserError, exit_on_user_error
+from palm_ds.runtime.checkpoint import checkpoint, full_disk
 from palm_ds.runtime.deepspeed.ds_config import make_ds_config
 from palm_ds.runtime.processes import rank_status
+from palm_ds.runtime.processes.process_group import SINGLE_PROCESS
 from palm_ds.train.export import FinalWeights, export, exported_tokenizer
 from palm_ds.train.recipe.recipe import Recipe, make_recipe
+from palm_ds.train.setup import run_folder
 from palm_ds.train.setup.build import build_model
-from palm_ds.train.setup.run_folder import RunSpec
+from palm_ds.train.setup.run_folder import RunSpec, lock_folder
 from palm_ds.train.setup.sources import open_data
 from palm_ds.train.train import TrainingRun, train
 from palm_ds.weights.formats.weights_info import INFO, read_info
 from tests.helpers.small_corpus import write_small_corpus
+from tests.helpers.small_disk import empty, fill, small_disk
 from tests.helpers.small_tables import write_tables
 
 MASKS, APART = "knowledge_masking", "sentence_distance"
@@ -99,6 +102,15 @@ def test_a_dry_run_refuses_what_the_engine_would(
     how = make_ds_config({"zero_optimization": {"stage": 0}})
     run = RunSpec(recipe=make_recipe(values), ds_config=how, folder=tmp_path / "run")
     with pytest.raises(UserError, match=problem):
+        train(run, dry_run=True)
+
+
+def test_a_dry_run_refuses_what_the_device_cannot_do(tmp_path: Path) -> None:
+    """`--check` said that all was well, and the run itself ended."""
+    zero = {"stage": 3, "zero_quantized_weights": True}
+    how = make_ds_config({"zero_optimization": zero}, where="m.json")
+    run = RunSpec(recipe=two_sources(tmp_path), ds_config=how, folder=tmp_path / "run")
+    with pytest.raises(UserError, match="m.json: zero_optimization.zero_quantized_weights: needs"):
         train(run, dry_run=True)
 
 
@@ -187,6 +199,43 @@ def test_palm_ds_run_hears_from_which_checkpoint_a_start_continues(
         assert train(run) == 0
         found += [(x.saved, x.resumed) for x in rank_status.read_all(tmp_path / name)]
     assert found == [(2, 0), (2, 2)]
+
+
+def test_a_run_that_starts_again_waits_for_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended with the exit code of a mistake, after which nothing starts it again."""
+    recipe = replace(two_sources(tmp_path), held_out=0.0, export_onnx=())
+    with small_disk(tmp_path / "disk", "40m") as disk:
+        run = RunSpec(recipe=recipe, ds_config=make_ds_config({}), folder=disk / "run")
+        assert train(run) == 0
+        said: list[str] = []
+
+        def waited(attempt: Callable[[], str], **more: Any) -> str:
+            def say(line: str) -> None:
+                said.append(line)
+                empty(disk)
+
+            return full_disk.retried(attempt, **more | {"say": say, "pause": 0.01})
+
+        monkeypatch.setattr(run_folder, "retried", waited)
+        fill(disk)
+        assert train(run) == 0
+    (line,) = said
+    assert line.startswith(f"run folder {disk}/run: cannot be written: No space left on device; ")
+
+
+def test_a_disk_that_stays_full_is_tried_by_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_folder, "PATIENCE_SECONDS", 0.02)
+    with small_disk(tmp_path / "disk", "100k") as disk:
+        how = make_ds_config({})
+        run = RunSpec(recipe=cast(Any, None), ds_config=how, folder=disk / "run")
+        (run.checkpoints / checkpoint.folder_name(2)).mkdir(parents=True)
+        fill(disk)
+        with pytest.raises(TemporaryError, match="No space left on device; the same command"):
+            lock_folder(run, SINGLE_PROCESS)
 
 
 FULL, REFUSED = "x: No space left on device", "x: Permission denied"

@@ -9,22 +9,19 @@ checkpoint, the final weights) is tried again until there is space, or the serve
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 from collections.abc import Callable
 
 from safetensors import SafetensorError
 
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import FULL_DISK, SERVER_AWAY, TemporaryError, UserError
 from palm_ds.runtime.processes.process_group import ProcessGroup
 
-_FULL = errno.ENOSPC, errno.EDQUOT, errno.EROFS
-_AWAY = errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN
-_WORDS = tuple(map(os.strerror, (*_FULL, *_AWAY)))
+_WORDS = tuple(map(os.strerror, (*FULL_DISK, *SERVER_AWAY)))
 RETRY_SECONDS = 30.0
 PATIENCE_SECONDS = 1800.0
-"""How long a finished run waits."""
+"""How long a run waits that is finished, or starts again."""
 STOPPING_SECONDS = 20.0
 """How long a run that was asked to stop waits: it is killed soon after."""
 
@@ -32,6 +29,13 @@ STOPPING_SECONDS = 20.0
 def may_pass(problem: str) -> bool:
     """Whether a problem is that of a full, used-up or read-only disk or of a file server."""
     return any(words in problem for words in _WORDS)
+
+
+def error_of(problem: str) -> UserError | TemporaryError:
+    """The error for a problem that stays: no mistake, if a restart may get past it."""
+    if may_pass(problem):
+        return TemporaryError(f"{problem}; the same command tries again")
+    return UserError(problem)
 
 
 def at_rank0(group: ProcessGroup, write: Callable[[], None]) -> str:

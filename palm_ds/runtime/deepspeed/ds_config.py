@@ -23,53 +23,30 @@ from palm_ds.common.config import override, parse, read_json, shorten
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.runtime.deepspeed.ds_config_check import (
     ConfigVerdict,
+    kind_wanted,
     processes_now,
     validate_with_deepspeed,
+)
+from palm_ds.runtime.deepspeed.refused_keys import (
+    NOT_IN_HALF,
+    NOT_IN_ZERO,
+    NOT_WITH_US,
+    OF_THE_RECIPE,
+    OWN_OPTIMIZER,
 )
 
 _TEXTS = ("communication_data_type", "seq_parallel_communication_data_type", "log_level")
 
 _MICRO_BATCH = 8
 """Rows of a micro-batch, at most, if nothing is known of the device."""
-_OF_THE_RECIPE = {
-    "optimizer": "set `optimizer` in the recipe",
-    "scheduler": "set `schedule` in the recipe",
-    "train_batch_size": "set `batch` in the recipe",
-    "gradient_clipping": "set `optimizer.clip` in the recipe",
-    "gradient_accumulation_steps": "it follows from the recipe's `batch`, the number of processes "
-    "and train_micro_batch_size_per_gpu",
-    "lr": "set `optimizer.lr` in the recipe",
-    "learning_rate": "set `optimizer.lr` in the recipe",
-    "seed": "set `seed` in the recipe",
-    "curriculum_learning": "set `stages` in the recipe",
-    "data_efficiency": "set `stages` in the recipe",
-}
-_NOT_WITH_US = {
-    "managed_gradient_accumulation": "palm_ds counts micro-batches itself",
-    "gradient_allreduce_op": "the loss is already divided by the count of the whole step",
-    "hybrid_engine": "it is for text generation",
-    "autotuning": "it starts the training script itself",
-    "pipeline": "models are not split into pipeline stages",
-    "tensor_parallel": "layers are not split",
-    "expert_parallel": "models have no experts",
-    "sequence_parallel_size": "rows are never split",
-    "torch_autocast": "use bf16 or fp16",
-    "use_node_local_storage": "a checkpoint is one folder that all processes share",
-    "checkpoint": "palm_ds writes checkpoints itself",
-    "datastates_ckpt": "palm_ds writes checkpoints itself",
-    "data_types": "use bf16 or fp16",
-    "bfloat16": 'write "bf16"',
-    "activation_checkpointing": "set palm_ds.activation_checkpointing",
-}
-_NOT_IN_ZERO = {
-    "round_robin_gradients": "DeepSpeed mixes up which parameter a value belongs to, in "
-    "checkpoints and exports too",
-    "legacy_stage1": "DeepSpeed has removed it",
-    "zenflow": "it needs an optimizer of its own",
-}
+_WITH_CUDA_KERNELS = ("zero_quantized_weights", "zero_quantized_gradients")
+"""Keys of ZeRO 3 that DeepSpeed has for GPUs only."""
+_MAX_SCALE_POWER = 127
+"""A loss scale is a number in fp32."""
 _SWAPPED_VALUES = 100_000_000
 """Default of `sub_group_size` with optimizer state in files: buffers of 2 GB; with DeepSpeed's, of
 20."""
+_NO_PRINT = "{where}: steps_per_print has no effect; set `log.every` in the recipe"
 _STAGE_1_FOR_0 = (
     "{where}: zero_optimization.stage 0 with {precision} runs as stage 1: the same losses with "
     "less memory (DeepSpeed's own stage 0 is wrong in {precision})"
@@ -150,6 +127,12 @@ class DSConfig(PalmSection):
         return Path(self._offload["nvme_path"]) if self._offload.get("device") == "nvme" else None
 
     @property
+    def for_gpus(self) -> list[str]:
+        """Keys that only GPUs can carry out."""
+        zero = self.sections.get("zero_optimization", {})
+        return [key for key in _WITH_CUDA_KERNELS if self.stage == 3 and zero.get(key)]
+
+    @property
     def _offload(self) -> Mapping[str, Any]:
         return self.sections.get("zero_optimization", {}).get("offload_optimizer") or {}
 
@@ -188,7 +171,7 @@ class DSConfig(PalmSection):
             "train_micro_batch_size_per_gpu": micro,
             "gradient_accumulation_steps": accumulation,
             "gradient_clipping": 0.0 if self.checks_itself else float(clip),
-            "zero_allow_untested_optimizer": True,
+            "zero_allow_untested_optimizer": True,  # none of palm_ds's is tested by DeepSpeed
             "zero_force_ds_cpu_optimizer": False,
         }
         if world == 1 and self.stage in (1, 2):
@@ -232,7 +215,7 @@ def make_ds_config(values: Mapping[str, Any], *, where: str = "deepspeed config"
     _check_kinds(sections, where)
     stage = _stage(sections, where)
     precision = _precision(sections, where)
-    notes = []
+    notes = [_NO_PRINT.format(where=where)] if "steps_per_print" in sections else []
     if stage == 0 and precision != "fp32":
         stage = sections["zero_optimization"]["stage"] = 1
         notes.append(_STAGE_1_FOR_0.format(where=where, precision=precision))
@@ -262,13 +245,13 @@ def _micro_rows(value: object, where: str) -> int | None:
 
 def _refuse(sections: dict[str, Any], where: str) -> None:
     for key in list(sections):
-        if key in _OF_THE_RECIPE:
+        if key in OF_THE_RECIPE:
             if sections[key] == "auto":  # the recipe decides
                 del sections[key]
                 continue
-            raise UserError(f"{where}: {key}: does not belong here; {_OF_THE_RECIPE[key]}")
-        if key in _NOT_WITH_US:
-            raise UserError(f"{where}: {key}: not supported; {_NOT_WITH_US[key]}")
+            raise UserError(f"{where}: {key}: does not belong here; {OF_THE_RECIPE[key]}")
+        if key in NOT_WITH_US and sections[key] is not False:
+            raise UserError(f"{where}: {key}: not supported; {NOT_WITH_US[key]}")
 
 
 def _resolve_auto(values: dict[str, Any], where: str, path: str = "") -> None:
@@ -292,8 +275,8 @@ def _stage(sections: dict[str, Any], where: str) -> int:
             f"{where}: zero_optimization.stage: expected 0, 1, 2 or 3, got {shorten(stage)}"
         )
     _check_offload(zero, stage, f"{where}: zero_optimization")
-    for key, why in _NOT_IN_ZERO.items():
-        if zero.get(key):
+    for key, (unset, why) in NOT_IN_ZERO.items():
+        if zero.get(key) not in (unset, None):
             raise UserError(f"{where}: zero_optimization.{key}: not supported; {why}")
     if zero.get("compute_grad_norm") is False:
         raise UserError(
@@ -310,7 +293,11 @@ def _check_offload(zero: dict[str, Any], stage: int, where: str) -> None:
             raise UserError(f"{where}.{part}: needs stage 1, 2 or 3, got 0")
         if stage < 3 and values and part == "offload_param":
             raise UserError(f"{where}.{part}: needs stage 3, got {stage}")
-        if not isinstance(values, Mapping) or values.get("device") != "nvme":
+        if not isinstance(values, Mapping):
+            continue
+        if values.get("super_offload"):
+            raise UserError(f"{where}.{part}.super_offload: not supported; {OWN_OPTIMIZER}")
+        if values.get("device") != "nvme":
             continue
         if part == "offload_param":
             raise UserError(
@@ -338,15 +325,28 @@ def _precision(sections: dict[str, Any], where: str) -> Literal["fp32", "bf16", 
     on = [name for name in ("fp16", "bf16") if _enabled(sections, name, where)]
     if len(on) == 2:
         raise UserError(f"{where}: fp16 and bf16 are both enabled; enable one")
-    if on == ["bf16"] and sections["bf16"].get("check_grad_overflow") is False:
-        raise UserError(
-            f"{where}: bf16.check_grad_overflow: must be true; steps with non-finite gradients are "
-            "skipped by it"
-        )
+    for name in on:
+        _check_half(sections[name], f"{where}: {name}")
     for name in ("fp16", "bf16"):
         if name not in on:
             sections.pop(name, None)
     return "fp16" if "fp16" in on else "bf16" if "bf16" in on else "fp32"
+
+
+def _check_half(values: Mapping[str, Any], where: str) -> None:
+    if values.get("check_grad_overflow") is False:
+        raise UserError(
+            f"{where}.check_grad_overflow: must be true; steps with non-finite gradients are "
+            "skipped by it"
+        )
+    power = values.get("initial_scale_power")
+    if isinstance(power, int) and power > _MAX_SCALE_POWER:
+        raise UserError(
+            f"{where}.initial_scale_power: expected up to {_MAX_SCALE_POWER}, got {power}"
+        )
+    for key, why in NOT_IN_HALF.items():
+        if values.get(key):
+            raise UserError(f"{where}.{key}: not supported; {why}")
 
 
 def _expect_section(value: object, what: str) -> None:
@@ -379,8 +379,20 @@ def _check_with_deepspeed(ds_config: DSConfig) -> None:
         raise UserError(f"{ds_config.path}: {section}{verdict.problem}")
     for key in ds_config.sections:
         if key not in verdict.keys_read:
-            known = (verdict.keys_read | {"palm_ds"}) - set(_OF_THE_RECIPE) - set(_NOT_WITH_US)
+            known = (verdict.keys_read | {"palm_ds"}) - set(OF_THE_RECIPE) - set(NOT_WITH_US)
             raise UserError(f"{ds_config.path}: {key}: unknown key{suggest(key, known)}")
+        _check_kind(ds_config.sections[key], verdict.defaults.get(key), f"{ds_config.path}: {key}")
+    for section, defaults in verdict.section_defaults.items():
+        for key, value in ds_config.sections.get(section, {}).items():
+            where = f"{ds_config.path}: {section}.{key}"
+            if key not in defaults:
+                raise UserError(f"{where}: unknown key{suggest(key, defaults)}")
+            _check_kind(value, defaults[key], where)
+
+
+def _check_kind(value: object, default: object, where: str) -> None:
+    if wanted := kind_wanted(value, default):
+        raise UserError(f"{where}: expected {wanted}, got {shorten(value)}")
 
 
 def _failing_section(ds_config: DSConfig) -> str:
@@ -399,5 +411,13 @@ def _check_kinds(sections: Mapping[str, Any], where: str) -> None:
             raise UserError(
                 f"{where}: {key}: expected a number, true, false or a section, got {shorten(value)}"
             )
-    if not (steps := sections.get("steps_per_print", 1)):
-        raise UserError(f"{where}: steps_per_print: expected 1 or more, got {shorten(steps)}")
+    wanted = {"steps_per_print": "1 or more", "gradient_predivide_factor": "a number above 0"}
+    for key, what in wanted.items():
+        value = sections.get(key, 1)
+        if isinstance(value, int | float) and not value > 0:
+            raise UserError(f"{where}: {key}: expected {what}, got {shorten(value)}")
+    if sections.get("zero_allow_untested_optimizer") is False:
+        raise UserError(
+            f"{where}: zero_allow_untested_optimizer: must be true; DeepSpeed has tested none of "
+            "palm_ds's optimizers"
+        )

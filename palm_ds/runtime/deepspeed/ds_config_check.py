@@ -3,7 +3,9 @@
     ask(config, sections) -> Answer(asked={"zero_optimization", "fp16", ...}, problem="")
 
 DeepSpeed reads the keys it knows from a mapping. A mapping that records which keys were read
-therefore yields the keys of the installed version; no other copy of the schema exists.
+therefore yields the keys of the installed version; no other copy of the schema exists. Most
+sections are models that refuse unknown keys themselves; those that are read key by key are recorded
+too.
 """
 
 from __future__ import annotations
@@ -25,30 +27,49 @@ class ConfigVerdict:
     """The top-level keys that DeepSpeed reads, and its first error, if any."""
 
     keys_read: set[str]
+    defaults: Mapping[str, object]
+    """{key that is read with a default: the default}."""
+    section_defaults: Mapping[str, Mapping[str, object]]
+    """The same of the sections that are read key by key: all of their keys."""
     problem: str = ""
     named: bool = True
     """Whether the problem names the key."""
 
 
-def validate_with_deepspeed(
-    config: Mapping[str, Any], sections: Mapping[str, Any]
-) -> ConfigVerdict:
-    """Let DeepSpeed read a whole configuration; `sections` are those from the user's file."""
+def validate_with_deepspeed(config: Mapping[str, Any], given: Mapping[str, Any]) -> ConfigVerdict:
+    """Let DeepSpeed read a whole configuration; `given` are the sections of the user's file."""
     import_deepspeed()
     from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
     from pydantic import ValidationError
 
-    recorder = _Recorder(config)
+    sections = {k: _Recorder(v) for k, v in config.items() if type(v) is dict}
+    recorder = _Recorder({**config, **sections})
+    problem, named = "", True
     try:
         DeepSpeedConfig(recorder)
     except ValidationError as error:
-        return ConfigVerdict(keys_read=recorder.asked, problem=_first(error, sections))
+        problem = _first(error, given)
     except DeepSpeedConfigError as error:
-        return ConfigVerdict(keys_read=recorder.asked, problem=reason(error))
+        problem = reason(error)
     except (AssertionError, ArithmeticError, ValueError, TypeError, AttributeError) as error:
-        problem = f"DeepSpeed cannot read it ({reason(error)})"
-        return ConfigVerdict(keys_read=recorder.asked, problem=problem, named=False)
-    return ConfigVerdict(keys_read=recorder.asked)
+        problem, named = f"DeepSpeed cannot read it ({reason(error)})", False
+    return ConfigVerdict(
+        keys_read={*recorder.defaults, *recorder.looked_for},
+        defaults=recorder.defaults,
+        section_defaults={name: x.defaults for name, x in sections.items() if x.defaults},
+        problem=problem,
+        named=named,
+    )
+
+
+def kind_wanted(value: object, default: object) -> str:
+    """What is expected instead of a value, as far as a default tells; or nothing. DeepSpeed accepts
+    anything, and fails later or does nothing."""
+    if isinstance(default, bool):
+        return "" if isinstance(value, bool) else "true or false"
+    if isinstance(default, int | float):
+        return "" if type(value) in (int, float) else "a number"
+    return ""
 
 
 def processes_now() -> int:
@@ -59,18 +80,19 @@ def processes_now() -> int:
 
 
 class _Recorder(dict[str, Any]):
-    """A mapping that records which keys were read."""
+    """A mapping that records which keys were read or looked for."""
 
     def __init__(self, values: Mapping[str, Any]):
         super().__init__(values)
-        self.asked: set[str] = set()
+        self.defaults: dict[str, object] = {}
+        self.looked_for: set[str] = set()
 
     def get(self, key: str, default: object = None) -> Any:  # type: ignore[override]
-        self.asked.add(key)
+        self.defaults[key] = default
         return super().get(key, default)
 
     def __contains__(self, key: object) -> bool:
-        self.asked.add(str(key))
+        self.looked_for.add(str(key))
         return super().__contains__(key)
 
     def keys(self) -> _Recorder:  # type: ignore[override]  # DeepSpeed writes `x in config.keys()`

@@ -163,10 +163,10 @@ def ranks_of_srun() -> dict[str, str]:
 
 
 def _first_host(hosts: str) -> str:
-    """Of a list as Slurm writes it: `gpu[03-05,9]` begins with gpu03."""
-    match = re.match(r"([^,\[]*)(?:\[([^\],-]*)[^\]]*\])?([^,\[]*)", hosts)
+    """Of a list as Slurm writes it: `gpu[03-05,9]` begins with gpu03, `r[1-2]n[0,4]` with r1n0."""
+    match = re.match(r"(?:[^,\[]|\[[^\]]*\]?)*", hosts)
     assert match is not None, hosts
-    return "".join(part or "" for part in match.groups())
+    return re.sub(r"\[([^\],-]*)[^\]]*\]?", r"\1", match[0])
 
 
 def _has_ranks() -> bool:

@@ -203,8 +203,11 @@ def _place() -> launch_env.LaunchedProcess:
     """This process among those of the run, whatever launcher started it. Raises UserError."""
     if launch_env.under_srun():
         os.environ |= launch_env.ranks_of_srun()
+        if accelerator().device_name() != "cpu" and accelerator().device_count() == 1:
+            os.environ["LOCAL_RANK"] = "0"  # --gpus-per-task 1: each task sees its own GPU alone
     elif not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
         _find_mpi_ranks()
+    _check_device()
     return launch_env.place()
 
 
@@ -330,8 +333,8 @@ def _set_timeouts(timeout: timedelta) -> None:
                 setattr(module, name, timeout)
 
 
-def check_precision(ds_config: DSConfig, device: torch.device) -> None:
-    """Raises UserError if this accelerator cannot train in the configured precision."""
+def check_supported(ds_config: DSConfig, device: torch.device) -> None:
+    """Raises UserError if this accelerator cannot do what the DeepSpeed file asks for."""
     supported = {
         "fp32": lambda: True,
         "bf16": accelerator().is_bf16_supported,
@@ -343,3 +346,6 @@ def check_precision(ds_config: DSConfig, device: torch.device) -> None:
             f"{ds_config.path}: {ds_config.precision}: this machine ({device.type}) cannot train "
             f"in it; use {' or '.join(alternatives)}"
         )
+    if device.type == "cpu" and ds_config.for_gpus:
+        key = f"zero_optimization.{ds_config.for_gpus[0]}"
+        raise UserError(f"{ds_config.path}: {key}: needs a GPU; remove it")

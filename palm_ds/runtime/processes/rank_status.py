@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -48,7 +49,9 @@ class RankStatus:
 
 
 def report(rank: int | None = None, **facts: object) -> None:
-    """Update this process's file. `rank`: the launcher's, unless given."""
+    """Update this process's file. `rank`: the launcher's, unless given. Raises OSError if there is
+    none yet and none can be made; one that cannot be updated stays as it is, since what ends a
+    process reports first."""
     folder = os.environ.get(FOLDER)
     if not folder or not os.path.isdir(folder):
         return
@@ -57,10 +60,16 @@ def report(rank: int | None = None, **facts: object) -> None:
         rank = int(text) if text.isdecimal() else 0  # refused later
     path = Path(folder) / f"{rank}.json"
     before = _read(path)
-    if before is None or before.pid != os.getpid():
+    own = before is not None and before.pid == os.getpid()
+    if before is None or not own:
         pid, host = os.getpid(), socket.gethostname()
         before = RankStatus(rank=rank, host=host, pid=pid, ticks=start_ticks(pid))
-    text = json.dumps(asdict(replace(before, **facts)))
+    with suppress(OSError) if own else nullcontext():
+        _write(path, replace(before, **facts))
+
+
+def _write(path: Path, status: RankStatus) -> None:
+    text = json.dumps(asdict(status))
     size = max(_BYTES, path.stat().st_size if path.exists() else 0)  # a long reason may be there
     with open(path, "r+b" if path.exists() else "w+b", buffering=0) as file:
         file.write(text.encode().ljust(size))  # one write: a reader sees the old or the new

@@ -213,24 +213,35 @@ def _watch(
 def _create(file: Path, owner: LockOwner) -> bool:
     """Create the lock file with its contents in one atomic step; False if there is one."""
     part = file.with_name(f"{FILE}.{owner.token}")
-    part.write_text(json.dumps(asdict(owner)), encoding="utf-8")
+    try:
+        part.write_text(json.dumps(asdict(owner)), encoding="utf-8")
+        return _link(part, file, owner)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _link(part: Path, file: Path, owner: LockOwner) -> bool:
     try:
         os.link(part, file)
     except FileExistsError:  # on NFS also if the answer was lost and the request repeated
         return _read(file) == owner
-    except OSError:  # a file system without links
-        return _create_without_link(file, owner)
-    finally:
-        part.unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno in errors.FULL_DISK:
+            raise
+        return _create_without_link(file, owner)  # a file system without links
     return True
 
 
 def _create_without_link(file: Path, owner: LockOwner) -> bool:
     try:
-        with file.open("x", encoding="utf-8") as out:
-            json.dump(asdict(owner), out)
+        file.touch(exist_ok=False)
     except FileExistsError:
         return False
+    try:
+        file.write_text(json.dumps(asdict(owner)), encoding="utf-8")
+    except OSError:  # a full disk: an empty lock would be an unknown run's
+        file.unlink(missing_ok=True)
+        raise
     return True
 
 

@@ -25,8 +25,9 @@ from typing import Any
 
 import psutil
 
-from palm_ds.common.errors import FINISHED, STOPPED
+from palm_ds.common.errors import FINISHED, STOPPED, UserError
 from palm_ds.runtime.processes import rank_status
+from palm_ds.runtime.processes.launchers import host_name
 from palm_ds.runtime.supervisor.command_line import FOLDER
 from palm_ds.runtime.supervisor.messages import SILENCE, MessageReader, TimeLimits, send
 
@@ -193,14 +194,18 @@ def _start(
     (folder / "hosts").write_text(request["hosts"], encoding="utf-8")
     command = [word.replace(FOLDER, str(folder)) for word in request["command"]]
     own = {RUN: name, rank_status.FOLDER: str(folder)}
-    return subprocess.Popen(
-        command,
-        cwd=request["cwd"],
-        env={**os.environ, **request["env"], **own},
-        stdin=subprocess.DEVNULL,
-        stdout=2 if descriptor == 1 else None,
-        start_new_session=True,
-    )
+    try:
+        return subprocess.Popen(
+            command,
+            cwd=request["cwd"],
+            env={**os.environ, **request["env"], **own},
+            stdin=subprocess.DEVNULL,
+            stdout=2 if descriptor == 1 else None,
+            start_new_session=True,
+        )
+    except OSError as error:  # another host may not have the program
+        text = f"{host_name()}: {command[0]} cannot be started: {error.strerror}"
+        raise UserError(text) from None
 
 
 def _first(lines: MessageReader) -> dict[str, Any] | None:

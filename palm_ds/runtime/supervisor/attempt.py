@@ -16,7 +16,7 @@ from typing import Any
 
 from palm_ds.common import errors
 from palm_ds.runtime.processes.rank_status import RankStatus
-from palm_ds.runtime.supervisor.command_line import Place, RunCommand, variables_for_other_hosts
+from palm_ds.runtime.supervisor.command_line import Place, RunCommand
 from palm_ds.runtime.supervisor.messages import MessageReader, TimeLimits, send
 
 _ANSWER = 25.0
@@ -165,7 +165,7 @@ class Attempt:
 
     def _variables(self, place: Place) -> dict[str, str]:
         port = {} if "MASTER_PORT" in os.environ else {"MASTER_PORT": str(place.port)}
-        return port | (variables_for_other_hosts() if self.command.slots else {})
+        return {**port, **self.command.variables}
 
     def _wait(self) -> None:
         reported, urgency, deadline = 0.0, 0, float("inf")

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from palm_ds.common.errors import UserError, suggest_path
@@ -64,6 +64,8 @@ class RunCommand:
     """The first word that is not the launcher's."""
     slots: Mapping[str, str] = field(default_factory=dict)
     """{host: the rest of its line}; empty: this machine only."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables for other hosts."""
 
     @property
     def only_checks(self) -> bool:
@@ -132,9 +134,7 @@ def _understand_deepspeed(words: Sequence[str], launcher: int) -> RunCommand:
     for name in ("--include", "--exclude", "--num_nodes"):
         if name in options:
             raise UserError(f"palm-ds run: {name}: name the hosts in {hostfile} only")
-    return RunCommand(
-        words=words, launcher=launcher, options=options, script=at, slots=_read_hosts(hostfile)
-    )
+    return replace(command, slots=_read_hosts(hostfile), variables=variables_for_other_hosts())
 
 
 def _options(words: Sequence[str], at: int) -> tuple[dict[str, str], int]:
@@ -178,19 +178,32 @@ def _read_hosts(file: Path) -> dict[str, str]:
 
 def _lines(file: Path) -> list[str]:
     try:
-        return file.read_text(encoding="utf-8").splitlines()
+        return file.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise UserError(f"{file}: cannot be read as text: {error}") from None
 
 
 def variables_for_other_hosts() -> dict[str, str]:
     """Variables that `deepspeed` passes on too: some of the environment, and the file
-    .deepspeed_env."""
+    .deepspeed_env. Raises UserError."""
     variables = {k: v for k, v in os.environ.items() if k.startswith(_PASSED_ON)}
-    name = os.environ.get("DS_ENV_FILE", ".deepspeed_env")
-    for file in (home_folder() / name, Path(name)):
-        for line in _lines(file) if file.is_file() else ():
-            key, equals, value = line.strip().partition("=")
-            if equals and not key.startswith("#"):
-                variables[key] = value
+    given = os.environ.get("DS_ENV_FILE")
+    name = given or ".deepspeed_env"
+    files = [file for file in (home_folder() / name, Path(name)) if file.is_file()]
+    if given and not files:
+        raise UserError(f"DS_ENV_FILE={given}: no such file{suggest_path(given)}")
+    for file in files:
+        variables |= _read_variables(file)
+    return variables
+
+
+def _read_variables(file: Path) -> dict[str, str]:
+    variables: dict[str, str] = {}
+    for number, line in enumerate(_lines(file), 1):
+        key, equals, value = line.strip().partition("=")
+        if not key + equals or key.startswith("#"):
+            continue
+        if not equals or "\0" in value or not re.fullmatch(r"[A-Za-z_]\w*", key, re.ASCII):
+            raise UserError(f"{file}:{number}: expected `NAME=VALUE`, got {line!r}")
+        variables[key] = value
     return variables

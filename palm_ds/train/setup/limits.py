@@ -4,6 +4,7 @@ micro-batch on GPUs where the DeepSpeed file leaves it open ("auto").
 
 from __future__ import annotations
 
+import logging
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from palm_ds.common.messages import counted
 from palm_ds.model.encoder.encoder import encoder_class
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.checkpoint import checkpoint
-from palm_ds.runtime.checkpoint.full_disk import at_rank0
+from palm_ds.runtime.checkpoint.full_disk import at_rank0, error_of
 from palm_ds.runtime.deepspeed.ds_config import DSConfig
 from palm_ds.runtime.processes.processes import Processes
 from palm_ds.train.plan.memory import plan_memory
@@ -24,6 +25,7 @@ from palm_ds.train.recipe.recipe import Recipe
 from palm_ds.train.recipe.sections import SPIKE_MARGIN
 from palm_ds.train.setup.run_folder import RunSpec
 
+log = logging.getLogger(__name__)
 _TOKEN_BYTES = 40  # five int64 tensors of a batch
 _GB = 1e9
 
@@ -112,13 +114,25 @@ def checkpoint_bytes(run: RunSpec, size: ModelSize) -> int:
     return _BYTES * (size.parameters + size.trained * (_MOMENTS + averages))
 
 
-def check_space_together(run: RunSpec, model: Model, processes: Processes) -> None:
-    """Raises UserError on all processes if rank 0 finds too little space."""
+def check_space_together(
+    run: RunSpec, model: Model, processes: Processes, *, dry_run: bool
+) -> None:
+    """Raises UserError on all processes if rank 0 finds too little space. A run with checkpoints
+    had enough when it began, and continues with a line: its saves wait for space."""
     size = size_of(model)
     if run.recipe.lora:  # has frozen weights, and so few others that they do not matter here
         size = replace(size, trained=0)
-    if problem := at_rank0(processes, lambda: check_space(run, size)):
-        raise UserError(problem)
+
+    def check() -> None:
+        try:
+            check_space(run, size)
+        except UserError as error:
+            if dry_run or not checkpoint.steps_in(run.checkpoints):
+                raise
+            log.warning("%s; training continues, and saves wait for space", error)
+
+    if problem := at_rank0(processes, check):
+        raise error_of(problem)
 
 
 _TOKENS = 32_768

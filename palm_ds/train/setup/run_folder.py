@@ -7,9 +7,11 @@ checkpoints/, weights/ (sharded_state) and hf/ (opens with AutoModel).
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -28,16 +30,22 @@ from palm_ds.corpus.store import Corpus
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.stream.stages import StepSize
 from palm_ds.data.tasks.task import CorpusTask, TableTask
+from palm_ds.engine import Engine
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.checkpoint import checkpoint
+from palm_ds.runtime.checkpoint.full_disk import PATIENCE_SECONDS, at_rank0, error_of, retried
 from palm_ds.runtime.deepspeed.ds_config import DSConfig
 from palm_ds.runtime.processes import launch_env
+from palm_ds.runtime.processes.process_group import ProcessGroup
+from palm_ds.runtime.processes.run_lock import RunLock, lock_run_folder
 from palm_ds.train.recipe.recipe import CHANGEABLE, NOT_LEARNED, Recipe, make_recipe
 from palm_ds.train.report.environment import environment
 from palm_ds.train.setup.build import AnyStream, build_stream
 from palm_ds.train.setup.resolve import resolve
 from palm_ds.train.setup.sources import Data, open_data
 from palm_ds.weights.model_folder import fingerprint_of
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +73,10 @@ class RunSpec:
 
 def check_folder(run: RunSpec, data: Data) -> list[str]:
     """Raises UserError, with the differences, if the folder holds a run of another recipe or other
-    data, or if it cannot be written. Returns the differences that a run may be resumed with."""
-    check_writable(run.folder)
+    data, or if it cannot be written; TemporaryError if its disk has become read-only. Returns the
+    differences that a run may be resumed with."""
     file, saved = run.folder / "recipe.yaml", checkpoint.steps_in(run.checkpoints)
+    check_writable(run.folder, begun=bool(saved))
     if not file.exists():
         if saved:
             raise UserError(f"{run.folder}: has checkpoints but no recipe.yaml; not a run folder")
@@ -112,15 +121,18 @@ def record_changes(folder: Path, step: int, changes: Sequence[str]) -> None:
         file.write(line + "\n")
 
 
-def check_writable(folder: Path) -> None:
-    """Raises UserError unless the folder exists or can be created, and is writable."""
+def check_writable(folder: Path, *, begun: bool = False) -> None:
+    """Raises UserError unless the folder exists or can be created, and is writable; TemporaryError
+    if a run that has `begun` there could write it then."""
     check_local(folder, "run_dir: ")
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not existing.is_dir():
         what = "is a file" if existing == folder else f"{existing} is a file"
         raise UserError(f"run folder {folder}: {what}; name a folder")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError(f"run folder {folder}: {existing} cannot be written")
+        read_only = begun and os.statvfs(existing).f_flag & os.ST_RDONLY
+        why = f": {os.strerror(errno.EROFS)}" if read_only else ""
+        raise error_of(f"run folder {folder}: {existing} cannot be written{why}")
 
 
 def _stored_recipe(file: Path) -> dict[str, Any]:
@@ -166,6 +178,42 @@ def corpus_fingerprint(corpus: Corpus) -> str:
     """A short hash of a corpus's contents, from the hashes in its manifest."""
     shards = {shard.name: corpus.manifest.files[shard.name] for shard in corpus.manifest.shards}
     return fingerprint([shards, dict(corpus.manifest.tokenizer)])
+
+
+def lock_folder(run: RunSpec, group: ProcessGroup) -> RunLock:
+    """`lock_run_folder`, once the disk has room. Collective."""
+    locks: list[RunLock] = []
+
+    def attempt() -> str:
+        try:
+            locks.append(lock_run_folder(run.folder, group=group))
+        except UserError as error:
+            return str(error)
+        return ""
+
+    _until_written(attempt, run, group)
+    return locks[0]
+
+
+def write_folder_together(run: RunSpec, engine: Engine, data: Data) -> None:
+    """`write_folder` on rank 0, once the disk has room. Collective."""
+
+    def attempt() -> str:
+        engine.beat()
+        return at_rank0(engine.processes, lambda: write_folder(run, engine.config, data))
+
+    _until_written(attempt, run, engine.processes)
+
+
+def _until_written(attempt: Callable[[], str], run: RunSpec, group: ProcessGroup) -> None:
+    """Repeat `attempt`, as `retried` does, while the disk of a run with checkpoints is full: it
+    waits as its saves do. That of a new run is refused at once, while somebody watches. Raises
+    UserError or TemporaryError on all processes."""
+    begun = group.gather(bool(checkpoint.steps_in(run.checkpoints)))[0]
+    patience = PATIENCE_SECONDS if begun else 0.0
+    say = partial(log.info, "%s")  # other ranks than 0 show warnings only
+    if problem := retried(attempt, group=group, say=say, patience=patience):
+        raise error_of(problem)
 
 
 def write_folder(run: RunSpec, config: Mapping[str, Any], data: Data) -> None:

@@ -122,6 +122,21 @@ def test_auto_of_other_trainers_is_resolved() -> None:
     assert ds_config.sections["zero_optimization"] == {"stage": 2}
 
 
+def test_what_is_switched_off_is_no_mistake() -> None:
+    """As in files of other trainers."""
+    off = {"wall_clock_breakdown": False, "dump_state": False, "zero_force_ds_cpu_optimizer": False}
+    zero = {"stage": 3, "allgather_partitions": True, "cpu_offload": False}
+    zero |= {"zero_hpz_partition_size": 1, "zero_quantized_weights": False}
+    zero |= {"stage3_gather_16bit_weights_on_model_save": True}
+    values = {**off, "zero_optimization": zero, "zero_allow_untested_optimizer": True}
+    assert make_ds_config(values).notes == () and not make_ds_config(values).for_gpus
+
+
+def test_what_deepspeed_would_log_is_said_to_be_elsewhere() -> None:
+    (note,) = make_ds_config({"steps_per_print": 2000}, where="m.json").notes
+    assert note == "m.json: steps_per_print has no effect; set `log.every` in the recipe"
+
+
 BAD: dict[str, tuple[str, str]] = {
     "comma": ('{"bf16": {"enabled": true},}', r"m\.json:1:\d+: not valid JSON: "),
     "second line": ('{\n "bf16" {}}', r"m\.json:2:9: not valid JSON: "),
@@ -228,6 +243,30 @@ BAD: dict[str, tuple[str, str]] = {
         '{"zero_optimization": {"stage": 1}, "fp16": {"enabled": true, "los_scale": 1}}',
         'fp16.los_scale: unknown key; did you mean "loss_scale"',
     ),
+    "unknown in a section of plain values": (
+        '{"flops_profiler": {"enabled": true, "profle_step": 5}}',
+        'flops_profiler.profle_step: unknown key; did you mean "profile_step"',
+    ),
+    "unknown in another": (
+        '{"aio": {"block_sise": 1048576}}',
+        'aio.block_sise: unknown key; did you mean "block_size"',
+    ),
+    "a number for a switch": (
+        '{"wall_clock_breakdown": 1}',
+        "wall_clock_breakdown: expected true or false, got 1",
+    ),
+    "text in a section of plain values": (
+        '{"flops_profiler": {"enabled": true, "profile_step": "5"}}',
+        'flops_profiler.profile_step: expected a number, got "5"',
+    ),
+    "below 0": (
+        '{"gradient_predivide_factor": -1}',
+        "gradient_predivide_factor: expected a number above 0, got -1",
+    ),
+    "a vast power": (
+        '{"fp16": {"enabled": true, "initial_scale_power": 2000}}',
+        "fp16.initial_scale_power: expected up to 127, got 2000",
+    ),
     "removed": ('{"nebula": {"enabled": true}}', "Nebula checkpointing has been removed"),
     "removed amp": ('{"amp": {"enabled": true}}', "Apex AMP integration has been removed"),
     "removed zero": (
@@ -245,10 +284,65 @@ BAD: dict[str, tuple[str, str]] = {
     ),
     "null": ('{"wall_clock_breakdown": null}', "wall_clock_breakdown: expected .* got null"),
     "activations": ('{"activation_checkpointing": {}}', "set palm_ds.activation_checkpointing"),
-    "not a section": ('{"comms_logger": 3}', "comms_logger: DeepSpeed cannot read it"),
-    "neither is this": (
-        '{"comms_logger": {"enabled": 1}, "flops_profiler": 3}',
+    "not a section": (
+        '{"wall_clock_breakdown": true, "flops_profiler": 3}',
         "flops_profiler: DeepSpeed cannot read it",
+    ),
+    "compiled by DeepSpeed": (
+        '{"compile": {"deepcompile": true}}',
+        "compile: not supported; set palm_ds.kernels.compile",
+    ),
+    "only tested optimizers": (
+        '{"zero_allow_untested_optimizer": false}',
+        "zero_allow_untested_optimizer: must be true; DeepSpeed has tested none",
+    ),
+    "its optimizer": (
+        '{"zero_force_ds_cpu_optimizer": true}',
+        "zero_force_ds_cpu_optimizer: not supported; the recipe's `optimizer` is used",
+    ),
+    "its log": ('{"comms_logger": {"enabled": true}}', "comms_logger: not supported; --check"),
+    "its monitor": ('{"csv_monitor": {"enabled": true}}', "every run writes metrics.jsonl"),
+    "no factor": (
+        '{"gradient_predivide_factor": 0}',
+        "gradient_predivide_factor: expected a number above 0, got 0",
+    ),
+    "ignored": (
+        '{"zero_optimization": {"stage": 2, "allgather_partitions": false}}',
+        "zero_optimization.allgather_partitions: not supported; DeepSpeed ignores it",
+    ),
+    "old offload": (
+        '{"zero_optimization": {"stage": 2, "cpu_offload": true}}',
+        'zero_optimization.cpu_offload: not supported; write "offload_optimizer": {"device": "cpu"',
+    ),
+    "another offload": (
+        '{"zero_optimization": {"stage": 3, "offload_optimizer": '
+        '{"device": "cpu", "super_offload": true}}}',
+        "offload_optimizer.super_offload: not supported; it needs an optimizer of its own",
+    ),
+    "second copies": (
+        '{"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}}',
+        "zero_optimization.zero_hpz_partition_size: not supported; its second copies",
+    ),
+    "leaves": (
+        '{"zero_optimization": {"stage": 3, "leaf_module": {"names": ["heads.words"]}}}',
+        "zero_optimization.leaf_module: not supported; DeepSpeed reduces the gradients of such",
+    ),
+    "leaves by size": (
+        '{"zero_optimization": {"stage": 3, "stage3_module_granularity_threshold": 1000}}',
+        "stage3_module_granularity_threshold: not supported; DeepSpeed reduces the gradients of",
+    ),
+    "frozen and rounded": (
+        '{"zero_optimization": {"stage": 3, "zero_quantized_nontrainable_weights": true}}',
+        "zero_quantized_nontrainable_weights: not supported; frozen weights could not be set",
+    ),
+    "bf16 moments": (
+        '{"zero_optimization": {"stage": 1}, "bf16": {"enabled": true, '
+        '"bf16_master_weights_and_grads": true, "bf16_optimizer_states": true}}',
+        "bf16.bf16_master_weights_and_grads: not supported; weights and moments are kept in fp32",
+    ),
+    "fp16 inputs": (
+        '{"zero_optimization": {"stage": 1}, "fp16": {"enabled": true, "auto_cast": true}}',
+        "fp16.auto_cast: not supported; models cast their inputs",
     ),
     "ours is a list": ('{"palm_ds": []}', r"palm_ds: expected keys and values, got \[\]"),
     "ours unknown": ('{"palm_ds": {"worker": 2}}', 'palm_ds.worker: unknown key; did you mean "'),

@@ -84,6 +84,7 @@ def test_how_many_a_launcher_started(variables, processes, given) -> None:
         ("n7", "n7"),
         ("n[7,9]-ib", "n7-ib"),
         ("r1n[1-2],r2n1", "r1n1"),
+        ("r[1-2]i[0,3]n[08-10],x", "r1i0n08"),
     ],
 )
 def test_srun_is_one_run(hosts, first, given) -> None:

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.runtime.processes.processes import device_named
+from palm_ds.runtime.deepspeed.ds_config import make_ds_config
+from palm_ds.runtime.processes import processes
+from palm_ds.runtime.processes.processes import check_supported, device_named
 from tests.helpers import warm_python
 
 
@@ -22,6 +27,46 @@ def test_a_device_that_is_not_there_is_one_line(name: str, why: str) -> None:
     with pytest.raises(UserError, match=f"device: '{name}': {why}.*; there are: cpu") as caught:
         device_named(name)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["zero_quantized_weights", "zero_quantized_gradients"])
+def test_what_needs_a_gpu_is_one_line(key: str) -> None:
+    """DeepSpeed ended in a traceback about an operator."""
+    ds_config = make_ds_config({"zero_optimization": {"stage": 3, key: True}}, where="m.json")
+    with pytest.raises(UserError, match=f"m.json: zero_optimization.{key}: needs a GPU"):
+        check_supported(ds_config, torch.device("cpu"))
+    check_supported(ds_config, torch.device("cuda"))
+    check_supported(make_ds_config({"zero_optimization": {"stage": 3}}), torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("device", "count", "local"), [("cuda", 1, "0"), ("cuda", 4, "3"), ("cpu", 1, "3")]
+)
+def test_a_task_of_srun_may_see_its_own_gpu_alone(
+    device: str, count: int, local: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--gpus-per-task 1` ended in CUDA's "invalid device ordinal"."""
+    _under_srun(device, count, monkeypatch)
+    assert processes._place().rank == 3
+    assert os.environ["LOCAL_RANK"] == local
+
+
+def test_more_tasks_of_srun_than_gpus_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    _under_srun("cuda", 2, monkeypatch)
+    with pytest.raises(UserError, match="this process needs cuda:3, but there are 2 here"):
+        processes._place()
+
+
+def _under_srun(device: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last of four tasks on a host with so many devices."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "")  # restored after what the test sets
+        monkeypatch.delenv(name)
+    for name in ("PROCID", "LOCALID"):
+        monkeypatch.setenv(f"SLURM_{name}", "3")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    found = SimpleNamespace(device_count=lambda: count, device_name=lambda: device)
+    monkeypatch.setattr(processes, "accelerator", lambda: found)
 
 
 def test_one_process_alone_is_quiet() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -38,6 +39,23 @@ def test_a_shorter_report_replaces_a_long_one(tmp_path: Path, monkeypatch) -> No
     rank_status.report(0, code=1, why="another")
     (found,) = rank_status.read_all(tmp_path)
     assert (found.saved, found.code, found.why) == (4, 1, "another")
+
+
+def test_a_full_disk_ends_no_process(tmp_path: Path, monkeypatch) -> None:
+    """The threads that end a process whose peers are lost, or that hangs, report first: they ended
+    instead, and the process went on waiting."""
+
+    def full(*words: object, **options: object) -> object:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setenv(rank_status.FOLDER, str(tmp_path))
+    rank_status.report(0, step=3)
+    monkeypatch.setattr(rank_status, "open", full, raising=False)
+    rank_status.report(0, code=42, why="no step for 10 minutes")
+    (found,) = rank_status.read_all(tmp_path)
+    assert (found.step, found.code) == (3, None)
+    with pytest.raises(OSError, match="No space left"):
+        rank_status.report(1)  # `palm-ds run` would not know that it has begun
 
 
 def test_a_clock_that_is_set_ends_no_process(tmp_path: Path, monkeypatch) -> None:

@@ -23,6 +23,7 @@ from palm_ds.runtime.processes import run_lock
 from palm_ds.runtime.processes.launchers import start_ticks
 from palm_ds.runtime.processes.process_group import SINGLE_PROCESS
 from palm_ds.runtime.processes.run_lock import FILE, LockOwner, RunLock, lock_run_folder, refresh
+from tests.helpers.small_disk import fill, small_disk
 
 
 @pytest.fixture(autouse=True)
@@ -86,6 +87,20 @@ def test_a_second_run_is_refused_with_who_where_and_since_when(tmp_path: Path) -
     lock.release()
     take(tmp_path / "run").release()
     assert not (tmp_path / "run").exists()  # nothing was written
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_full_disk_has_no_half_of_a_lock(
+    links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty lock was that of an unknown run, which the next start waited a minute for."""
+    if not links:
+        monkeypatch.setattr(run_lock, "_create", run_lock._create_without_link)
+    with small_disk(tmp_path / "disk", "100k") as disk:
+        fill(disk)
+        with pytest.raises(UserError, match=f"folder {disk}: cannot be written: No space left"):
+            take(disk)
+        assert os.listdir(disk) == ["filler"]
 
 
 def test_all_ranks_are_one_run_and_hear_of_a_refusal(tmp_path: Path) -> None:

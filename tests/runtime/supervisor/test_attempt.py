@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from palm_ds.common.errors import UserError
 from palm_ds.runtime.supervisor import agent
 from palm_ds.runtime.supervisor.attempt import combined, signal_in
 
@@ -70,3 +72,10 @@ def test_the_address_of_the_first_host_is_one_for_the_others(
     says = SimpleNamespace(stdout="198.51.100.3 2001:db8::3 \n")
     monkeypatch.setattr(agent.subprocess, "run", lambda *_, **__: says)
     assert agent._address() == address
+
+
+def test_a_host_without_the_program_is_one_line(tmp_path: Path) -> None:
+    """It was a traceback of that host's agent."""
+    request = {"command": ["/nowhere/bin/deepspeed"], "cwd": "/", "env": {}, "hosts": ""}
+    with pytest.raises(UserError, match="/nowhere/bin/deepspeed cannot be started: No such file"):
+        agent._start(request, tmp_path, "name", 1)

@@ -74,6 +74,11 @@ def test_hosts_take_the_place_of_pdsh(folder) -> None:
     )
 
 
+def test_a_hostfile_of_an_editor_that_marks_unicode(folder) -> None:
+    (folder / "hosts").write_text("w1 slots=2\nw2 slots=2\n", encoding="utf-8-sig")
+    assert list(understand(["deepspeed", "-H", "hosts", "s.py"]).slots) == ["w1", "w2"]
+
+
 @pytest.mark.parametrize("option", ["--host hosts", "--hostf=hosts", "-H=hosts", "-Hhosts"])
 def test_argparse_takes_a_hostfile_in_other_forms(option, folder) -> None:
     """A run on two hosts would have been one on this machine."""
@@ -130,6 +135,29 @@ def test_variables_for_other_hosts(folder, monkeypatch) -> None:
     (folder / ".deepspeed_env").write_text("# comment\n\nA=b=c\nNCCL_DEBUG=INFO\n")
     found = variables_for_other_hosts()
     assert (found["A"], found["NCCL_DEBUG"]) == ("b=c", "INFO") and "SECRET" not in found
+    (folder / "hosts").write_text("w1 slots=2\nw2 slots=2\n")
+    assert understand(["deepspeed", "-H", "hosts", "s.py"]).variables == found
+    assert understand(["deepspeed", "s.py"]).variables == {}
+
+
+@pytest.mark.parametrize("line", ["NCCL_DEBUG INFO", "export A=b", "A = b", "=b", "1A=b", "A=\0"])
+def test_a_line_that_sets_no_variable_is_named(line, folder, monkeypatch) -> None:
+    """They were dropped, or became variables that nothing reads."""
+    monkeypatch.setenv("HOME", str(folder))
+    (folder / "hosts").write_text("w1 slots=2\n")
+    (folder / ".deepspeed_env").write_text(f"A=b\n{line}\n")
+    with pytest.raises(UserError) as error:
+        understand(["deepspeed", "-H", "hosts", "s.py"])
+    assert str(error.value).endswith(f".deepspeed_env:2: expected `NAME=VALUE`, got {line!r}")
+
+
+def test_a_named_file_of_variables_must_exist(folder, monkeypatch) -> None:
+    monkeypatch.setenv("DS_ENV_FILE", "enviroment")
+    (folder / "environment").write_text("A=b\n")
+    with pytest.raises(UserError, match='DS_ENV_FILE=enviroment: .*; did you mean "environment"'):
+        variables_for_other_hosts()
+    monkeypatch.setenv("DS_ENV_FILE", "environment")
+    assert variables_for_other_hosts()["A"] == "b"
 
 
 def test_it_is_light() -> None:

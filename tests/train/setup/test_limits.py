@@ -12,13 +12,16 @@ from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.runtime.deepspeed.ds_config import DSConfig, make_ds_config
 from palm_ds.runtime.device.memory import host_memory
+from palm_ds.runtime.processes.process_group import SINGLE_PROCESS
 from palm_ds.train.plan.memory import plan_memory
 from palm_ds.train.plan.work import ModelSize, StepWork
 from palm_ds.train.recipe.recipe import Recipe, make_recipe
 from palm_ds.train.recipe.sections import SaveSettings
+from palm_ds.train.setup import limits
 from palm_ds.train.setup.limits import (
     check_memory,
     check_space,
+    check_space_together,
     choose_micro_batch,
     fit_micro_batch,
 )
@@ -84,6 +87,7 @@ def run_of(
         export_onnx=onnx,
         export_heads=bool(heads),
         built_tasks=dict.fromkeys(heads),
+        lora=None,
         save=SaveSettings(keep=keep, every=every, best=best_kept),
         curriculum=SimpleNamespace(steps=steps),
         optimizer=SimpleNamespace(ema=ema),
@@ -152,6 +156,29 @@ def test_a_resumed_run_needs_what_it_will_add(tmp_path: Path, free: dict[str, fl
     free["bytes"] -= 1
     with pytest.raises(UserError, match="1 checkpoint of"):
         check_space(run_of(tmp_path), size_of(100))
+
+
+def test_a_run_that_has_begun_continues_on_a_full_disk(
+    tmp_path: Path,
+    free: dict[str, float],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A restart was refused as a mistake where the run itself would have waited for space."""
+    monkeypatch.setattr(limits, "size_of", lambda model: size_of(1_000_000))
+
+    def check(*, dry_run: bool) -> None:
+        nothing: Any = None
+        group: Any = SINGLE_PROCESS
+        check_space_together(run_of(tmp_path), nothing, group, dry_run=dry_run)
+
+    with pytest.raises(UserError, match="the disk has 0 GB free"):
+        check(dry_run=False)
+    (tmp_path / "checkpoints" / "step_00000001").mkdir(parents=True)
+    with pytest.raises(UserError, match="the disk has 0 GB free"):
+        check(dry_run=True)
+    check(dry_run=False)
+    assert caplog.messages[0].endswith("; training continues, and saves wait for space")
 
 
 GB = 10**9

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import TemporaryError, UserError
 from palm_ds.corpus.mine_ngrams import mine_ngrams
 from palm_ds.runtime.deepspeed.ds_config import DSConfig
 from palm_ds.train.recipe.recipe import make_recipe
@@ -22,6 +23,7 @@ from palm_ds.train.setup.run_folder import (
 )
 from palm_ds.train.setup.sources import open_data
 from tests.helpers.small_corpus import write_small_corpus
+from tests.helpers.small_disk import small_disk
 from tests.helpers.small_tables import TINY
 
 
@@ -32,6 +34,16 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         check_writable(tmp_path / "file")
     with pytest.raises(UserError, match="run folder .*file/run: .*file is a file; name a folder"):
         check_writable(tmp_path / "file" / "run")
+
+
+def test_a_disk_that_became_read_only_is_no_mistake(tmp_path: Path) -> None:
+    """An error of the disk makes the system do so, until it is repaired."""
+    with small_disk(tmp_path / "disk", "100k") as disk:
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        with pytest.raises(UserError, match="disk cannot be written$"):
+            check_writable(disk)
+        with pytest.raises(TemporaryError, match="cannot be written: Read-only file system; the"):
+            check_writable(disk, begun=True)
 
 
 def test_a_folder_whose_file_server_is_away_is_left_to_the_checkpoint(
