@@ -38,7 +38,7 @@ PARTS = {
         ("generation", "heads"),
         ("distillation",),
         ("multi_task_model",),
-        ("lora", "prepare_to_predict"),
+        ("lora",),
     ),
     "runtime": (
         ("deepspeed", "optimizer", "schedulers"),
