@@ -35,7 +35,7 @@ from palm_ds.data.tasks.task import Task, known_kinds  # noqa: E402
 from palm_ds.model.config.config import PRESETS, EncoderConfig  # noqa: E402
 from palm_ds.model.heads.replaced_tokens import GeneratorSettings  # noqa: E402
 from palm_ds.model.lora import LoraSettings  # noqa: E402
-from palm_ds.pretrain.shared.spans import SpanSettings  # noqa: E402
+from palm_ds.pretrain.shared.unit_masking import SpanSettings  # noqa: E402
 from palm_ds.runtime.deepspeed.ds_config import Comms, PalmSection  # noqa: E402
 from palm_ds.runtime.optimizer.optimizer import OptimizerConfig  # noqa: E402
 from palm_ds.runtime.optimizer.step_settings import TaskOptimizerSettings  # noqa: E402

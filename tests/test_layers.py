@@ -38,7 +38,7 @@ PARTS = {
         ("generation", "heads"),
         ("distillation",),
         ("multi_task_model",),
-        ("lora", "prepare_to_predict"),
+        ("lora",),
     ),
     "runtime": (
         ("deepspeed", "optimizer", "schedulers"),
@@ -61,9 +61,7 @@ PARTS = {
 """The same inside the packages that are large: their sub-packages and modules, bottom to top."""
 LARGEST_FOLDER = 16
 SHELVES = {"cli": 39, "common": 24, "corpus": 24, "pretrain": 24, "tasks": 24, "text": 24}
-SHELVES |= {"model/encoder/kinds": 24}
-"""Modules side by side in a folder; more in those whose modules are alike (a command, a task, an
-encoder)."""
+"""Modules side by side in a folder; more in those whose modules are alike (a command, a task)."""
 APART = ("pretrain", "tasks")
 """Packages whose tasks never import one another; they share what is in their sub-packages."""
 OWNERS = {

@@ -35,7 +35,14 @@ from palm_ds.cli.interrupts import (
     raise_again,
 )
 from palm_ds.cli.output import add_output_options, direct_messages
-from palm_ds.common.errors import FAILED, MISTAKE, UserError, exit_on_user_error, suggest
+from palm_ds.common.errors import (
+    FAILED,
+    MISTAKE,
+    UserError,
+    exit_on_user_error,
+    named_line,
+    suggest,
+)
 from palm_ds.common.messages import print_error
 from palm_ds.runtime.processes.launch_env import adapt_to_open_mpi, rank_of_launcher
 
@@ -362,7 +369,7 @@ def _report_crash(error: Exception) -> None:
         from palm_ds.runtime.processes import liveness
 
         liveness.leave_if_another_was_lost(error)
-    _report_end(FAILED, f"{type(error).__name__}: {error}".splitlines()[0][:300])
+    _report_end(FAILED, named_line(error)[:300])
 
 
 def _report_end(code: int, why: str = "") -> bool:

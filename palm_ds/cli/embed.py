@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from palm_ds.cli.command import FILES_CONTINUE, Command
 from palm_ds.cli.inference_options import (
     add_inference_arguments,
+    add_vector_arguments,
     answer_pipe,
     is_piped,
     progress,
@@ -54,17 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="scale vectors to length 1, or not (the model's own setting, else not)",
     )
-    add("--dimensions", type=int, default=0, metavar="N", help="keep the first N dimensions (all)")
-    most = "keep the N largest entries of a sparse vector (all)"
-    add("--max_active_dims", type=int, default=0, metavar="N", help=most)
-    add("--max_length", type=int, default=None, metavar="N", help="truncate texts to N tokens")
-    add(
-        "--prompt",
-        default=None,
-        metavar="TEXT",
-        help="text put before every input (the model's own)",
-    )
-    add("--task", default="", help="use the task embedding of this task")
+    add_vector_arguments(parser)
     add("--dtype", default="float32", help="float32, float16 or int8 (float32)")
     add_inference_arguments(parser)
 

@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from palm_ds.cli.command import Command, CommandGroup, hint_next, typed
-from palm_ds.cli.inference_options import add_inference_arguments, progress, start_processes
+from palm_ds.cli.inference_options import (
+    add_inference_arguments,
+    add_vector_arguments,
+    progress,
+    start_processes,
+)
 from palm_ds.cli.options import local_path
 from palm_ds.cli.output import show, summarize
 from palm_ds.common.errors import UserError
@@ -104,17 +109,7 @@ def _build_arguments(parser: argparse.ArgumentParser) -> None:
     _input_arguments(parser)
     poolings = "mean, cls, max, pooler or splade (the model's own, else mean)"
     add("--pooling", default=None, help=poolings)
-    add("--dimensions", type=int, default=0, metavar="N", help="keep the first N dimensions (all)")
-    most = "keep the N largest entries of a sparse vector (all)"
-    add("--max_active_dims", type=int, default=0, metavar="N", help=most)
-    add("--max_length", type=int, default=None, metavar="N", help="truncate texts to N tokens")
-    add(
-        "--prompt",
-        default=None,
-        metavar="TEXT",
-        help="text put before every input (the model's own)",
-    )
-    add("--task", default="", help="use the task embedding of this task")
+    add_vector_arguments(parser)
     add_inference_arguments(parser)
 
 

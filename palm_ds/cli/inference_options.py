@@ -46,6 +46,22 @@ def add_inference_arguments(parser: argparse.ArgumentParser) -> None:
     add("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)  # from the launcher
 
 
+def add_vector_arguments(parser: argparse.ArgumentParser) -> None:
+    """How the vectors of texts are made, apart from their pooling."""
+    add = parser.add_argument
+    add("--dimensions", type=int, default=0, metavar="N", help="keep the first N dimensions (all)")
+    most = "keep the N largest entries of a sparse vector (all)"
+    add("--max_active_dims", type=int, default=0, metavar="N", help=most)
+    add("--max_length", type=int, default=None, metavar="N", help="truncate texts to N tokens")
+    add(
+        "--prompt",
+        default=None,
+        metavar="TEXT",
+        help="text put before every input (the model's own)",
+    )
+    add("--task", default="", help="use the task embedding of this task")
+
+
 def add_report_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(

@@ -12,6 +12,7 @@ from palm_ds.cli.inference_options import add_inference_arguments, progress, sta
 from palm_ds.cli.options import local_path
 from palm_ds.cli.output import summarize
 from palm_ds.common.errors import UserError
+from palm_ds.common.files import check_rows_file
 from palm_ds.common.messages import counted
 
 if TYPE_CHECKING:
@@ -76,7 +77,6 @@ def _choice_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from palm_ds.data.reader.options import columns_of
     from palm_ds.inference.search.mine_files import (
-        check_output,
         mine_file,
         open_pairs,
         pair_scorer,
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     if args.reranker_task and not args.reranker:
         raise UserError("--reranker_task: needs --reranker, a model that has the task")
     table = open_pairs(args.input, columns_of(args.columns))
-    check_output(args.output, table)
+    check_rows_file(args.output, table.names)
     _, device = start_processes(args.device)
 
     def opened(path: str) -> TrainedModel:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args, get_origin,
 import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
-from palm_ds.common.errors import UserError, suggest, suggest_path
+from palm_ds.common.errors import UserError, first_line, suggest, suggest_path
 from palm_ds.common.messages import printable
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        problem = getattr(error, "problem", None) or first_line(error)
         raise UserError(f"{path}{line}: not valid YAML: {problem}") from None
     return _mapping(values, path)
 

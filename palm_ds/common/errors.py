@@ -72,6 +72,18 @@ class TemporaryError(Exception):
         self.code = code
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its class if it has no message."""
+    lines = (line.strip() for line in str(error).splitlines())
+    return next(filter(None, lines), type(error).__name__)
+
+
+def named_line(error: BaseException) -> str:
+    """`ValueError: ` and the first line of its message, or the class alone."""
+    name, line = type(error).__name__, first_line(error)
+    return name if line == name else f"{name}: {line}"
+
+
 def suggest(wrong: str, known: Iterable[str]) -> str:
     """`; did you mean "x"?` with the nearest known name, or `; known: ...` with all of them."""
     names = sorted(map(str, known))

@@ -104,6 +104,13 @@ def check_not_input(output: Path, inputs: Iterable[str | Path]) -> None:
         raise UserError(f"{output}: is also an input; name another file")
 
 
+def check_rows_file(output: Path, inputs: Iterable[str | Path]) -> None:
+    """Raises UserError if rows cannot be written to an output as JSON lines."""
+    if output.suffix != ".jsonl" or output.is_dir():
+        raise UserError(f"--output: {output}: rows are JSON lines; name a .jsonl file")
+    check_not_input(output, inputs)
+
+
 def home_folder() -> Path:
     """The user's; of users without one, as in containers, `/`, as Docker gives them."""
     try:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
-from palm_ds.common.errors import TemporaryError, UserError
+from palm_ds.common.errors import TemporaryError, UserError, first_line
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -284,5 +284,4 @@ def _is_final(error: Exception) -> bool:
 def _reason(error: Exception) -> str:
     if isinstance(status := getattr(error, "status", None), int):  # an HTTP answer
         return f"{status} {getattr(error, 'message', '')}".rstrip()
-    text = str(error).strip().splitlines()
-    return text[0] if text else type(error).__name__
+    return first_line(error)

@@ -22,7 +22,7 @@ def derive_key(*parts: object) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def _mix(x: np.ndarray) -> np.ndarray:
+def mix_bits(x: np.ndarray) -> np.ndarray:
     """The finalizer of splitmix64 (Steele, Lea and Flood 2014): a bijection of 64-bit words."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -32,8 +32,8 @@ def _mix(x: np.ndarray) -> np.ndarray:
 def keyed_bits(seed: int, n: np.ndarray, slot: int = 0) -> np.ndarray:
     """64 random bits for every n; `slot` separates independent draws of the same n."""
     with np.errstate(over="ignore"):
-        state = _mix(np.asarray(n).astype(np.uint64) * _GOLDEN + np.uint64(seed))
-        return _mix(state + np.uint64(slot + 1) * _GOLDEN)
+        state = mix_bits(np.asarray(n).astype(np.uint64) * _GOLDEN + np.uint64(seed))
+        return mix_bits(state + np.uint64(slot + 1) * _GOLDEN)
 
 
 def keyed_uniform(seed: int, n: np.ndarray, count: int) -> np.ndarray:

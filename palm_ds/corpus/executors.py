@@ -23,7 +23,7 @@ from contextvars import ContextVar
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, Protocol
 
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import UserError, first_line
 
 if TYPE_CHECKING:
     from multiprocessing.sharedctypes import SynchronizedArray
@@ -172,7 +172,7 @@ def check_mpi() -> int:
         from mpi4py import MPI
         from mpi4py.futures import _core
     except (ImportError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise UserError(
             f"--mpi needs mpi4py and an MPI library (pip install mpi4py mpich): {reason}"
         ) from None

@@ -41,9 +41,8 @@ from palm_ds.model.encoder.encoder import PLAIN, Encoder, build_encoder, encoder
 from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.model.heads.outputs import Reading
 from palm_ds.model.kernels import Kernels, choose_kernels
-from palm_ds.model.multi_task_model import Model
+from palm_ds.model.multi_task_model import Model, prepare_to_predict
 from palm_ds.model.pooling import SPLADE
-from palm_ds.model.prepare_to_predict import prepare_to_predict
 from palm_ds.runtime.deepspeed.ds_config import DSConfig
 from palm_ds.runtime.device.torch_settings import DTYPES, describe_slow_precision
 from palm_ds.text.exported_tokenizer import other_inputs

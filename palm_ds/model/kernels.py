@@ -26,7 +26,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.errors import UserError, first_line, suggest
 from palm_ds.model.attention import choice as attention_choice
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.ops.dropout import DropoutKeys, add_dropout
@@ -169,7 +169,7 @@ def _fused_norm_unavailable(environment: Environment) -> str | None:
     try:
         error = _fused_norm_error(environment.device, environment.dtype)
     except Exception as failure:  # compilers and drivers raise many types and document none
-        return f"does not run here ({(str(failure).strip() or repr(failure)).splitlines()[0]})"
+        return f"does not run here ({first_line(failure)})"
     return None if error < _TOLERANCE else f"computes other numbers here than torch ({error:.2g})"
 
 
@@ -223,7 +223,7 @@ def _compile_unavailable(environment: Environment) -> str | None:
         with torch.enable_grad():
             function(x).sum().backward()
     except Exception as error:  # torch raises many types and documents none
-        return f"torch.compile does not work here ({str(error).strip().splitlines()[0]})"
+        return f"torch.compile does not work here ({first_line(error)})"
     return None
 
 

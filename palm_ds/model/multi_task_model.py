@@ -26,6 +26,7 @@ from palm_ds.model.heads.pseudo_tokens import with_pseudo_tokens
 from palm_ds.model.heads.replaced_tokens import Generator, generator_name
 from palm_ds.model.inputs.batch import Batch, EncoderStates, TeacherOutputs
 from palm_ds.model.ops.dropout import dropout, dropout_keys
+from palm_ds.model.ops.packed_linear import PackedLinear, packed_form
 from palm_ds.model.pooling import pool
 
 _MAX_SHARE = 0.5  # share of a batch's positions above which gathering costs more than it saves
@@ -417,3 +418,23 @@ def _tallies(head: Any, rows: torch.Tensor, labels: TaskLabels) -> dict[str, tor
         return {}
     counts = head.tallies(rows, labels.targets)
     return {name: value * labels.real for name, value in counts.items()}
+
+
+def prepare_to_predict(model: Model, device: torch.device | str, dtype: torch.dtype) -> Model:
+    """The same model on a device, for nothing but predictions."""
+    model.to(device, dtype).eval()
+    if torch.device(device).type == "cpu" and packed_form(dtype):
+        _pack(model.backbone)
+    return model
+
+
+def _pack(encoder: Encoder) -> None:
+    """Pack the matrices of its layers; a user's layer may lack some. The two halves of a gated
+    network are multiplied one after the other: what follows reads each whole."""
+    matrices = encoder.matrices(encoder.config)
+    for layer in encoder.layers:
+        modules = dict(layer.named_modules())
+        for matrix in matrices:
+            if type(linear := modules.get(matrix.path)) is nn.Linear:
+                halves = len(matrix.stacked) if matrix.roles == ("intermediate",) else 1
+                layer.set_submodule(matrix.path, PackedLinear(linear, halves))

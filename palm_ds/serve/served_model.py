@@ -25,9 +25,8 @@ from palm_ds.inference.model_tasks import asked_tasks
 from palm_ds.inference.predictor import EncoderPass, Predictor
 from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.model.heads.heads import MaskedLMHead, predicts_tokens
-from palm_ds.model.multi_task_model import Model
+from palm_ds.model.multi_task_model import Model, prepare_to_predict
 from palm_ds.model.pooling import POOLINGS, SPLADE
-from palm_ds.model.prepare_to_predict import prepare_to_predict
 from palm_ds.serve.forward import with_vector_heads
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.weights.formats.contents import CheckpointContents

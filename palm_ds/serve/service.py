@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 from palm_ds.common.errors import UserError
 from palm_ds.common.sparse_vectors import SparseVectors
 from palm_ds.inference.embedder import EmbeddingSettings, Text
-from palm_ds.inference.search.store_errors import StoreBusyError, StoreError
+from palm_ds.inference.search.store import StoreBusyError
+from palm_ds.inference.search.vectors import StoreError
 from palm_ds.serve.limits import RequestError, ServingLimits
 from palm_ds.serve.metrics import ServerMetrics
 from palm_ds.serve.model_set import ModelSet, Served, open_set

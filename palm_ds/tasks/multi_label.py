@@ -28,8 +28,7 @@ from palm_ds.data.tasks.interfaces import ImportedHead, StoredPrediction
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
 from palm_ds.model.heads.pooled import MultiLabelHead
-from palm_ds.tasks.metrics.calibration import calibration_bins
-from palm_ds.tasks.metrics.class_report import ClassReport, multilabel_report
+from palm_ds.tasks.metrics.class_report import ClassReport, calibration_bins, multilabel_report
 from palm_ds.tasks.metrics.classes import exact_match, multilabel_macro, multilabel_micro
 from palm_ds.tasks.metrics.numbers import cosine
 from palm_ds.tasks.metrics.probabilities import rounded, sigmoid

@@ -21,7 +21,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from palm_ds.common.config import shorten
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import UserError, first_line
 from palm_ds.common.messages import printable
 
 _MAX_GROWTH = 1_000  # times that a normalizer may lengthen a text
@@ -132,8 +132,7 @@ def library_errors(where: str) -> Iterator[None]:
         if isinstance(error, UserError):
             raise
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
-            raise UserError(f"{where}: {printable(reason)[:300]}") from None
+            raise UserError(f"{where}: {printable(first_line(error))[:300]}") from None
         raise
 
 

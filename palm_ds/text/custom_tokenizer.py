@@ -24,7 +24,7 @@ from tokenizers import Tokenizer as Backend
 
 from palm_ds.common import files
 from palm_ds.common.config import check_keys
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import UserError, named_line
 from palm_ds.common.plugins import check_options, import_class
 
 KEY = "custom_tokenizer"
@@ -89,9 +89,8 @@ class TextSplitter:
             tokens = [str(token) for token, _, _ in found]
             spans = np.array([span for _, *span in found], np.int64).reshape(-1, 2)
         except Exception as error:  # user code may raise anything
-            why = (str(error).splitlines() or [""])[0]
             raise UserError(
-                f"{self.where}: {self.kind}: fails on {text[:40]!r}: {type(error).__name__}: {why}"
+                f"{self.where}: {self.kind}: fails on {text[:40]!r}: {named_line(error)}"
             ) from error
         bounds = np.column_stack([spans, np.full(len(spans), len(text))])
         if (np.diff(bounds) < 0).any() or (spans < 0).any() or (np.diff(spans[:, 0]) < 0).any():
@@ -118,8 +117,7 @@ def find_splitter(folder: Path, entry: object) -> TextSplitter | None:
         failed = "cannot be pickled, as other processes need"
         copied = pickle.loads(pickle.dumps(made))
     except Exception as error:  # user code may raise anything
-        why = (str(error).splitlines() or [""])[0]
-        raise UserError(f"{where}: {kind}: {failed}: {type(error).__name__}: {why}") from error
+        raise UserError(f"{where}: {kind}: {failed}: {named_line(error)}") from error
     splitter = TextSplitter(kind=kind, options=options, made=made, where=where)
     again = TextSplitter(kind=kind, options=options, made=copied, where=where)
     first = [splitter.split(text) for text in _PROBES]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from palm_ds.common.errors import TemporaryError, UserError
+from palm_ds.common.errors import TemporaryError, UserError, first_line
 from palm_ds.weights.formats.huggingface.model_card import HERE, named_example
 
 if TYPE_CHECKING:
@@ -192,9 +192,9 @@ def _explained(name: str, revision: str) -> Iterator[None]:
         if isinstance(error, errors.HfHubHTTPError):
             _refused(name, revision, error)
         if isinstance(error, ValueError):  # a refused README.md, a malformed answer
-            raise UserError(f"{name}: {_first_line(error)}") from None
+            raise UserError(f"{name}: {first_line(error)}") from None
         if isinstance(error, ConnectionError) or "httpx" in type(error).__module__:
-            why = f"the hub cannot be reached ({_first_line(error)}); is the network up?"
+            why = f"the hub cannot be reached ({first_line(error)}); is the network up?"
             raise TemporaryError(f"{name}: {why}") from None
         raise
 
@@ -222,7 +222,3 @@ def _refused(name: str, revision: str, error: HfHubHTTPError) -> NoReturn:
         org = name.split("/")[0]
         raise UserError(f"{name}: the token may not write to {org}{more}; it needs write access")
     raise UserError(f"{name}: the hub refuses it (status {status}){more}")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -9,7 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from palm_ds.common.errors import UserError, exit_on_user_error, suggest, suggest_path
+from palm_ds.common.errors import (
+    UserError,
+    exit_on_user_error,
+    first_line,
+    named_line,
+    suggest,
+    suggest_path,
+)
+
+
+def test_an_error_of_a_library_is_its_first_line_or_its_class() -> None:
+    assert first_line(RuntimeError("\n  out of memory\ntry less")) == "out of memory"
+    assert first_line(AssertionError()) == named_line(AssertionError(" ")) == "AssertionError"
+    assert named_line(ValueError("no\nmore")) == "ValueError: no"
 
 
 def test_the_nearest_name_or_all() -> None:

@@ -246,6 +246,17 @@ def test_attention_that_fails_its_trial_is_not_chosen(monkeypatch: pytest.Monkey
     assert "\n" not in reason
 
 
+def test_attention_may_fail_its_trial_without_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by an assertion inside a compiler."""
+
+    def fail(*_: object) -> float:
+        raise AssertionError
+
+    monkeypatch.setattr(attention_trial, "_largest_difference", fail)
+    reason = attention_trial.attention_failure("triton", on_cpu(CONFIG, torch.bfloat16))
+    assert reason == "does not run here (AssertionError)"
+
+
 def on_cpu(config: EncoderConfig, dtype: torch.dtype, **others: Any) -> Environment:
     return Environment(device=torch.device("cpu"), dtype=dtype, config=config, **others)
 

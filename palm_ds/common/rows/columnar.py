@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import UserError, first_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,8 +32,7 @@ def open_dataset(path: str | Path):
         mapped = pa.memory_map(str(path))
         return datasets.Dataset(InMemoryTable(pa.ipc.open_file(mapped).read_all()))
     except (pa.ArrowException, ValueError, OSError, KeyError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"input {path}: not an Arrow dataset: {reason}") from None
+        raise UserError(f"input {path}: not an Arrow dataset: {first_line(error)}") from None
 
 
 def dataset_rows(

@@ -22,11 +22,13 @@ from types import ModuleType
 import numpy as np
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.rng import mix_bits
 
 BANDS, ROWS = 16, 7
 SIGNATURE = BANDS * ROWS
 _SHINGLE = 5  # terms
 _SEED = 1
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _SINGLE = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 SINGLE = re.compile(f"[{_SINGLE}]")
 """Characters that are terms by themselves."""
@@ -71,7 +73,7 @@ def shingles(terms: np.ndarray, size: int = _SHINGLE) -> np.ndarray:
     hashes = np.zeros(count, np.uint64)
     for offset in range(size):
         hashes = hashes * _FACTOR + terms[offset : offset + count]
-    return _mixed(hashes)
+    return mix_bits(hashes)
 
 
 def signatures(texts: Sequence[np.ndarray]) -> np.ndarray:
@@ -91,7 +93,7 @@ def bands(hashes: np.ndarray) -> np.ndarray:
     pieces = hashes.reshape(-1, BANDS, ROWS).astype(np.uint64)
     keys = np.zeros(pieces.shape[:2], np.uint64)
     for row in range(ROWS):
-        keys = _mixed(keys * _FACTOR + pieces[:, :, row])
+        keys = mix_bits(keys * _FACTOR + pieces[:, :, row])
     return keys.T
 
 
@@ -101,13 +103,3 @@ def import_rensa() -> ModuleType:
         return importlib.import_module("rensa")
     except ImportError:
         raise UserError("--dedup: near copies need the package rensa (pip install rensa)") from None
-
-
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)
-
-
-def _mixed(values: np.ndarray) -> np.ndarray:
-    """SplitMix64's last step: every bit depends on every other."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import UserError, first_line
 from palm_ds.common.rows.cells import CellRow, column_names, csv_rows, tsv_rows
 from palm_ds.common.rows.columnar import dataset_rows, open_dataset, parquet_features, renamed_rows
 from palm_ds.common.rows.lines import BadRecordError, Lines, decoded, json_row, not_utf8, type_name
@@ -155,7 +155,7 @@ def read_parquet(file: File, settings: TableSettings) -> Iterator[Row]:
             rows = (row for batch in batches for row in batch.to_pylist())
             yield from _numbered(renamed_rows(rows, parquet_features(schema)))
     except (pa.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise UserError(f"{file.path}: damaged, or not a parquet file: {reason}") from None
 
 

@@ -4,6 +4,7 @@
     a large corpus            windows of blocks (data/sources/corpus_blocks.py), two or three in
                               memory; the counts of items per block say where any n is
     held-out documents        the same items in every epoch
+    a reader without end      row n of the reader is item n; an epoch is a pass
 
 Every epoch has every item exactly once.
 """
@@ -11,7 +12,7 @@ Every epoch has every item exactly once.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from threading import Thread
@@ -25,9 +26,9 @@ from palm_ds.common.messages import counted
 from palm_ds.common.rng import derive_key, permutation_at
 from palm_ds.data.sources.corpus import CorpusSource, CorpusSplit
 from palm_ds.data.sources.corpus_blocks import BlockOrder
-from palm_ds.data.sources.table import TableSource
+from palm_ds.data.sources.table import EndlessSources, TableSource
 from palm_ds.data.stream.item_counts import ItemCounts, item_counts
-from palm_ds.data.tasks.task import CorpusTask, SourceT, Task
+from palm_ds.data.tasks.task import CorpusTask, SourceT, TableTask, Task
 
 _CACHED_WINDOWS = 3
 """Windows in memory: examples of two are packed together, and rows are built a little later."""
@@ -88,6 +89,48 @@ class WholeOrder(Generic[SourceT]):
 
     def source_of(self, n: int) -> SourceT:
         return self.source
+
+
+@dataclass(frozen=True)
+class EndlessOrder:
+    """The items of a reader that has no end, in its order: row n is item n; an epoch is a pass."""
+
+    tasks: Sequence[TableTask]
+    rows: EndlessSources
+    max_length: int
+
+    def __len__(self) -> int:
+        return self.rows.pass_examples
+
+    def up_to(self, most: int) -> int:
+        return min(most, self.rows.pass_examples)
+
+    def look_up(self, n: np.ndarray) -> Iterator[Found[TableSource]]:
+        windows = n // self.rows.window
+        for window in np.unique(windows).tolist():
+            here = np.flatnonzero(windows == window)
+            source = self.rows.source(window)
+            items = self._items(source)
+            yield Found(here, source, items[n[here] - window * self.rows.window])
+
+    def source_of(self, n: int) -> TableSource:
+        return self.rows.source(n // self.rows.window)
+
+    def _items(self, source: TableSource) -> np.ndarray:
+        """The items of a window, one for each row. Raises UserError for rows that a task cannot
+        learn from."""
+        return source.cached(f"items of {self.tasks[0].name}", lambda: self._made(source))
+
+    def _made(self, source: TableSource) -> np.ndarray:
+        for task in self.tasks:
+            task.check(source, labeled=True)
+        items = self.tasks[0].training_items(source, self.max_length)
+        if len(items) != len(source):
+            raise UserError(
+                f"{self.rows.where}: tasks.{self.tasks[0].name} makes {len(items):,} examples from "
+                f"{len(source):,} rows; with a reader, a task must make one from each"
+            )
+        return items
 
 
 class Window(NamedTuple):

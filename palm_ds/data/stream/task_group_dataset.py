@@ -18,8 +18,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key, keyed_generator, keyed_uniform
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.sources.table import TableSource
-from palm_ds.data.stream.endless_order import EndlessOrder
-from palm_ds.data.stream.item_order import ItemOrder, item_order
+from palm_ds.data.stream.item_order import EndlessOrder, ItemOrder, item_order
 from palm_ds.data.stream.packing import pack
 from palm_ds.data.stream.stages import tasks_of
 from palm_ds.data.tasks.example import Example, collate, lengthened

@@ -31,7 +31,7 @@ import numpy as np
 from pydantic import PositiveInt
 
 from palm_ds.common.errors import UserError
-from palm_ds.common.files import check_not_input
+from palm_ds.common.files import check_rows_file
 from palm_ds.common.rng import derive_key, keyed_generator
 from palm_ds.common.settings import Settings, Share
 from palm_ds.common.version import __version__
@@ -124,7 +124,7 @@ def augment(
         raise UserError("--guess: needs --model, a masked-LM model that guesses")
     if settings.keep_labels and "label" not in table.columns:
         raise UserError(f"--keep_labels: {', '.join(table.names)}: no column has the role label")
-    _check_output(output, table)
+    check_rows_file(output, table.names)
     texts = [column for column in _TEXTS if column in table.columns]
     if not texts:
         raise UserError(f"{', '.join(table.names)}: no text column (text_a, text_b)")
@@ -146,12 +146,6 @@ def augment(
 def _write_lines(rows: Iterable[Mapping[str, Any]], path: Path) -> None:
     lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     path.write_text("".join(lines), encoding="utf-8", newline="\n")
-
-
-def _check_output(output: Path, table: Table) -> None:
-    if output.suffix != ".jsonl" or output.is_dir():
-        raise UserError(f"--output: {output}: rows are JSON lines; name a .jsonl file")
-    check_not_input(output, table.names)
 
 
 def _rows(

@@ -125,7 +125,7 @@ def _open_work(recipe: Recipe, run: RunSpec, processes: Processes) -> _TeachWork
     recipe = resolve(recipe, data)
     by_rows = _reads_rows(recipe, data)
     if by_rows:
-        data = _with_teachers_tokenizer(recipe, data)
+        data = _with_teachers_tokenizer(data)
         _check_rows(recipe, data)
     elif recipe.extend:
         raise UserError(f"extend: {EXTENDED}")
@@ -164,7 +164,7 @@ def _check_rows(recipe: Recipe, data: Data) -> None:
         )
 
 
-def _with_teachers_tokenizer(recipe: Recipe, data: Data) -> Data:
+def _with_teachers_tokenizer(data: Data) -> Data:
     """The data as the teacher reads them."""
     places = [contents.tokenizer for contents in data.teacher_models.values()]
     tokenizers = [load_tokenizer(place) if place else data.tokenizer for place in places]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import UserError, first_line
 from palm_ds.data.reader import TableSettings, open_table
 from palm_ds.inference.embedder import EmbeddingSettings
 from palm_ds.inference.search.index import IndexEmbedding, SearchIndex
@@ -116,7 +116,7 @@ def _stored(file: Path) -> np.ndarray:
             column = pq.read_table(file, columns=["embedding"]).column(0).combine_chunks()
             stored = column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
     except (OSError, ValueError, KeyError, EOFError) as error:
-        line = next(iter(str(error).splitlines()), type(error).__name__)
+        line = first_line(error)
         raise UserError(f"--index: {file}: not a file of `palm-ds embed`: {line}") from None
     if stored.ndim != 2 or not stored.size:
         raise UserError(f"--index: {file}: its shape is {stored.shape}; expected (texts, numbers)")

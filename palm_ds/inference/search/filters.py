@@ -19,7 +19,6 @@ from typing import Any
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.inference.search.texts import check_unicode
 
-Scalar = str | int | float | bool | None
 Filter = Mapping[str, Any]
 """{name: a scalar, a list of scalars, or {operator: scalar}}"""
 OPERATORS = ("==", "!=", ">", ">=", "<", "<=")

@@ -21,7 +21,7 @@ import numpy as np
 
 from palm_ds.common.atomic import write_file_atomically
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.common.files import check_not_input, hash_of_text
+from palm_ds.common.files import hash_of_text
 from palm_ds.data.reader import Table, TableSettings, open_table
 from palm_ds.data.tasks.task import TableTask
 from palm_ds.inference.embedder import CHUNK, Embedder
@@ -147,13 +147,6 @@ def _scoring_task(opened: TrainedModel, name: str) -> TableTask:
 
 
 # ---- what is written ----
-
-
-def check_output(output: Path, table: Table) -> None:
-    """Raises UserError."""
-    if output.suffix != ".jsonl" or output.is_dir():
-        raise UserError(f"--output: {output}: rows are JSON lines; name a .jsonl file")
-    check_not_input(output, table.names)
 
 
 def mine_file(

@@ -48,9 +48,8 @@ from palm_ds.inference.search.postings import (
     weights_of,
 )
 from palm_ds.inference.search.ranking import Ranking, best_of, bm25, dot_products
-from palm_ds.inference.search.store_errors import StoreBusyError, StoreError
 from palm_ds.inference.search.texts import IndexedText
-from palm_ds.inference.search.vectors import SparseTable, VectorFile, Vectors
+from palm_ds.inference.search.vectors import SparseTable, StoreError, VectorFile, Vectors
 from palm_ds.inference.search.words import query_words, words_of
 
 _FORMAT = 1
@@ -67,6 +66,10 @@ INSERT INTO state VALUES (0, 0);
 """
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _INSERT = "INSERT INTO texts VALUES (?, ?, ?, ?, ?)"
+
+
+class StoreBusyError(StoreError):
+    """Another process is changing the index; a later try may succeed."""
 
 
 class StoredText(NamedTuple):

@@ -16,10 +16,14 @@ from typing import Protocol
 import numpy as np
 
 from palm_ds.common.atomic import sync, sync_opened
-from palm_ds.inference.search.store_errors import StoreError
+from palm_ds.common.errors import UserError
 
 _ITEM = 4  # bytes of a number
 _AT_ONCE = 65_536  # vectors that are copied
+
+
+class StoreError(UserError):
+    """The disk is full or fails, or a file of an index is damaged: no mistake in a request."""
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:

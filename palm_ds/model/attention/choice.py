@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch.nn import attention as flash
 
+from palm_ds.common.errors import first_line
 from palm_ds.model.attention.attention import NO_BIAS, attend, plan_attention
 from palm_ds.model.inputs.batch import Batch, PackedText
 from palm_ds.model.inputs.visibility import multi_flow
@@ -177,7 +178,7 @@ def attention_failure(kernel: str, environment: Environment) -> str | None:
     try:
         error = _largest_difference(kernel, environment)
     except Exception as failure:  # compilers and drivers raise many types and document none
-        return f"does not run here ({str(failure).strip().splitlines()[0] or type(failure)})"
+        return f"does not run here ({first_line(failure)})"
     return None if error < _TOLERANCE else f"computes other numbers here than plain ({error:.2g})"
 
 

@@ -1,28 +1,45 @@
-"""Encoders by name: the files of palm_ds/model/encoder/kinds, each with one class.
+"""Encoders by name: the classes in palm_ds/model/encoder/kinds, which are imported when needed.
 
-backbone: {kind: bert}                               a file
+backbone: {kind: bert}                               one of these
 backbone: {kind: my_module.MyEncoder, preset: tiny}  a class of the user's
 """
 
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from collections.abc import Mapping
-from functools import cache
 from typing import Any, TypeVar
 
 from palm_ds.common.plugins import import_class
 
 T = TypeVar("T")
 _PACKAGE = "palm_ds.model.encoder.kinds"
+_CLASSES = {
+    "albert": "albert.Albert",
+    "bag_of_words": "bag_of_words.BagOfWords",
+    "bert": "bert.Bert",
+    "bilstm": "bilstm.BiLSTM",
+    "cnn": "cnn.CNN",
+    "deberta_v2": "deberta_v2.DebertaV2",
+    "distilbert": "bert.DistilBert",
+    "electra": "bert.Electra",
+    "ernie_doc": "ernie_doc.ErnieDoc",
+    "ernie_gram": "bert.ErnieGram",
+    "ernie_vil": "ernie_vil.ErnieVil",
+    "eurobert": "eurobert.EuroBert",
+    "gte": "rotary_bert.Gte",
+    "jina_embeddings_v3": "rotary_bert.JinaEmbeddingsV3",
+    "modernbert": "modernbert.ModernBert",
+    "mpnet": "bert.MPNet",
+    "neobert": "neobert.NeoBert",
+    "nomic_bert": "rotary_bert.NomicBert",
+    "unimo": "unimo.Unimo",
+}
 
 
-@cache
 def known_kinds() -> tuple[str, ...]:
     """The encoders that come with palm_ds."""
-    package = importlib.import_module(_PACKAGE)
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(package.__path__)))
+    return tuple(_CLASSES)
 
 
 def class_of_kind(kind: str, base: type[T]) -> type[T]:
@@ -35,14 +52,10 @@ def class_of_kind(kind: str, base: type[T]) -> type[T]:
 
 def shipped_class(kind: object) -> type[Any] | None:
     """The class of an encoder that comes with palm_ds; None for any other kind."""
-    if kind not in known_kinds():
+    if not isinstance(kind, str) or kind not in _CLASSES:
         return None
-    module = importlib.import_module(f"{_PACKAGE}.{kind}")
-    classes = (x for x in vars(module).values() if isinstance(x, type))
-    (encoder,) = (
-        cls for cls in classes if cls.__module__ == module.__name__ and hasattr(cls, "defaults")
-    )
-    return encoder
+    module, name = _CLASSES[kind].split(".")
+    return getattr(importlib.import_module(f"{_PACKAGE}.{module}"), name)
 
 
 def defaults_of_kind(kind: object) -> Mapping[str, Any]:
@@ -53,4 +66,4 @@ def defaults_of_kind(kind: object) -> Mapping[str, Any]:
 
 def is_custom(kind: str) -> bool:
     """Whether a kind is a class of the user's, about which palm_ds knows nothing."""
-    return kind not in known_kinds()
+    return kind not in _CLASSES

@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import UserError, named_line
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.config.encoder_kinds import is_custom
 from palm_ds.model.encoder.encoder import Encoder, build_encoder, encoder_class
@@ -48,8 +48,7 @@ def check_custom_encoder(config: EncoderConfig, partial_tasks: Sequence[str] = (
     except UserError:
         raise
     except Exception as error:  # user code may raise anything
-        text = (str(error).splitlines() or [""])[0]
-        raise UserError(f"{where}: fails in a trial: {type(error).__name__}: {text}") from error
+        raise UserError(f"{where}: fails in a trial: {named_line(error)}") from error
 
 
 def _problem(encoder: Encoder) -> str:

@@ -1,7 +1,7 @@
 """Interface of encoders: vectors of the tokens of packed rows, and answers about itself.
 
     class MyEncoder(Encoder):     forward, flops, activations; word, pooler, layers
-    backbone: {kind: bert}        a file of palm_ds/model/encoder/kinds
+    backbone: {kind: bert}        a class in palm_ds/model/encoder/kinds
     backbone: {kind: my_module.MyEncoder}
 
 The transformer (transformer.py) and the encoders over words (word_encoder.py) are its abstract

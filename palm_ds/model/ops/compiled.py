@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from palm_ds.common.errors import first_line
+
 log = logging.getLogger(__name__)
 
 _MAX_SHAPES = 64  # torch gives up after 8
@@ -56,8 +58,7 @@ class CompiledRegion:
 
     def _fail(self, error: Exception) -> None:
         self.failed = True
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        log.warning("compile: %s run uncompiled: %s", self.name, reason)
+        log.warning("compile: %s run uncompiled: %s", self.name, first_line(error))
 
     def _report(self, count: int) -> None:
         for metrics in _latest(count):

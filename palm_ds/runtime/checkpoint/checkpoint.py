@@ -33,7 +33,7 @@ from typing import Any, TypeVar
 from safetensors import SafetensorError
 
 from palm_ds.common.atomic import move_into_place, sync
-from palm_ds.common.errors import TemporaryError, UserError
+from palm_ds.common.errors import TemporaryError, UserError, first_line
 from palm_ds.common.files import sha256_of_file
 from palm_ds.common.json_files import seal_problem, write_sealed_json
 from palm_ds.runtime.processes.process_group import SINGLE_PROCESS, ProcessGroup
@@ -420,4 +420,4 @@ def check_file(path: Path, entry: Mapping[str, Any]) -> str:
 def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    return first_line(error)

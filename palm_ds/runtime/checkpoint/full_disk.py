@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from safetensors import SafetensorError
 
-from palm_ds.common.errors import FULL_DISK, SERVER_AWAY, TemporaryError, UserError
+from palm_ds.common.errors import FULL_DISK, SERVER_AWAY, TemporaryError, UserError, first_line
 from palm_ds.runtime.processes.process_group import ProcessGroup
 
 _WORDS = tuple(map(os.strerror, (*FULL_DISK, *SERVER_AWAY)))
@@ -48,7 +48,7 @@ def at_rank0(group: ProcessGroup, write: Callable[[], None]) -> str:
             where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
             problem = f"{where}{error.strerror or error}"
         except (SafetensorError, UserError) as error:
-            problem = str(error).splitlines()[0]
+            problem = first_line(error)
     return group.gather(problem)[0]
 
 

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import UserError, first_line
 
 _MUON = "deepspeed.runtime.zero.muon.original_muon"
 
@@ -35,7 +35,7 @@ def import_deepspeed() -> None:
     except ValueError as error:
         if not (name := os.environ.get("DS_ACCELERATOR")):
             raise
-        raise UserError(f"DS_ACCELERATOR={name}: {str(error).splitlines()[0]}") from None
+        raise UserError(f"DS_ACCELERATOR={name}: {first_line(error)}") from None
     compiled = compiler.compile
     compiler.compile = lambda: compiler.dummy_decorator
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import UserError, first_line
 from palm_ds.runtime.device.gpu_specs import find_card
 
 _CGROUP = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -56,7 +56,7 @@ def names_micro_batch(rows: int) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        cause = str(error).splitlines()[0]
+        cause = first_line(error)
         raise UserError(
             f"the GPU's memory is not enough for a micro-batch of {rows} rows ({cause}); in the "
             "DeepSpeed file, lower train_micro_batch_size_per_gpu (the losses stay the same), set "

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import UserError, named_line
 from palm_ds.common.plugins import check_options, import_class
 from palm_ds.runtime.optimizer.state import OptimizerStateSpec
 
@@ -70,10 +70,7 @@ def checked_optimizer_class(
     except _RefusedError as error:
         raise UserError(f"{where}: {kind}: {error}") from None
     except Exception as error:  # user code may raise anything
-        text = (str(error).splitlines() or [""])[0]
-        raise UserError(f"{where}: {kind}: fails in a trial: {type(error).__name__}: {text}") from (
-            error
-        )
+        raise UserError(f"{where}: {kind}: fails in a trial: {named_line(error)}") from error
     return cls, kept
 
 

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from palm_ds.common import errors
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import UserError, first_line
 from palm_ds.common.messages import only_warnings
 from palm_ds.runtime.deepspeed.deepspeed_import import import_deepspeed
 from palm_ds.runtime.deepspeed.ds_config import DSConfig
@@ -190,7 +190,7 @@ def _check_device() -> None:
     try:
         count, name = accelerator().device_count(), accelerator().device_name()
     except (ValueError, RuntimeError, AssertionError) as error:
-        raise UserError(f"DS_ACCELERATOR: {str(error).splitlines()[0]}") from None
+        raise UserError(f"DS_ACCELERATOR: {first_line(error)}") from None
     local = os.environ.get("LOCAL_RANK", "0")
     if name != "cpu" and local.isdecimal() and int(local) >= count:
         raise UserError(
@@ -293,7 +293,7 @@ def _find_mpi_ranks() -> None:
     try:
         mpi_discovery(distributed_port=port, verbose=False)
     except (ImportError, RuntimeError) as error:
-        why = str(error).strip().splitlines()[0]
+        why = first_line(error)
         raise UserError(
             f"mpirun: mpi4py cannot load MPI's library ({why}); install this mpirun's libmpi.so, "
             "or use torchrun or deepspeed"

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from palm_ds.common import errors
-from palm_ds.common.errors import TemporaryError, UserError
+from palm_ds.common.errors import TemporaryError, UserError, first_line
 from palm_ds.runtime.processes import liveness
 from palm_ds.runtime.processes.launch_env import LaunchedProcess
 from palm_ds.runtime.processes.launchers import host_of
@@ -116,7 +116,7 @@ class Rendezvous(threading.Thread):
             return TCPStore(address, port, self.place.world, is_master=True, **options)
         except (dist.DistError, RuntimeError) as error:
             taken = "in use" in str(error)
-            why = "the port is in use" if taken else str(error).splitlines()[0]
+            why = "the port is in use" if taken else first_line(error)
             raise TemporaryError(
                 f"MASTER_PORT={port}: rank 0 cannot listen there: {why}; choose another port"
             ) from None

@@ -9,18 +9,23 @@
 
 `tables` are for readers: of many classes those with the lowest F1 come first, and the confusions
 are the most frequent ones.
+
+Calibration is whether predictions of 80 per cent are right in 80 of 100 cases. They are put into
+ten bins of equal width by their probability; a bin's mean probability and its share of right ones
+would be equal (a reliability diagram, DeGroot and Fienberg 1983). The expected calibration error is
+the mean of their distances, weighted by predictions (Naeini et al. 2015; Guo et al. 2017). Bins are
+those of scikit-learn's `calibration_curve`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from palm_ds.tasks.metrics.calibration import CalibrationBin, expected_calibration_error
 from palm_ds.tasks.metrics.classes import binary
 from palm_ds.tasks.metrics.counts import Averages, MatchCounts, averages, paired
 
@@ -31,7 +36,24 @@ MOST_LISTED = 500
 """Maximum classes in a table."""
 CLASSES, CONFUSION, CALIBRATION = "Classes", "Confusion", "Calibration"
 """Titles of tables."""
+_BINS = 10
 _HEADS = ("precision", "recall", "f1")
+
+
+class CalibrationBin(NamedTuple):
+    """Predictions with a probability in (low, high], the lowest bin with 0."""
+
+    low: float
+    high: float
+    confidence: float
+    """Their mean probability."""
+    accuracy: float
+    """The share of them that is right."""
+    rows: int
+
+    @property
+    def gap(self) -> float:
+        return abs(self.accuracy - self.confidence)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +179,32 @@ def confusion_table(
     wrong = [[*pair, count] for pair, count in counts.items() if pair[0] != pair[1]]
     worst = sorted(wrong, key=lambda row: -row[-1])[:MOST_SHOWN]
     return {f"{CONFUSION}, the most frequent": [["is", "taken for", "rows"], *worst]}
+
+
+def calibration_bins(
+    probabilities: npt.ArrayLike, right: npt.ArrayLike, bins: int = _BINS
+) -> list[CalibrationBin]:
+    """The bins that have predictions, from the lowest. `probabilities` (n,) in 0..1; `right` (n,)
+    of 0 and 1. Raises UserError if their shapes differ."""
+    probs, correct = paired(probabilities, right)
+    edges = np.linspace(0.0, 1.0, bins + 1)
+    number = np.searchsorted(edges[1:-1], probs)
+    return [
+        CalibrationBin(
+            low=float(edges[i]),
+            high=float(edges[i + 1]),
+            confidence=float(probs[number == i].mean()),
+            accuracy=float(correct[number == i].mean()),
+            rows=int((number == i).sum()),
+        )
+        for i in np.unique(number).tolist()
+    ]
+
+
+def expected_calibration_error(bins: Sequence[CalibrationBin]) -> float:
+    """In 0..1; NaN without predictions."""
+    total = sum(each.rows for each in bins)
+    return sum(each.gap * each.rows for each in bins) / total if total else float("nan")
 
 
 def calibration_table(bins: Sequence[CalibrationBin]) -> list[list[Any]]:

@@ -15,8 +15,7 @@ import numpy as np
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.interfaces import StoredPrediction
-from palm_ds.tasks.metrics.calibration import calibration_bins
-from palm_ds.tasks.metrics.class_report import ClassReport, class_report
+from palm_ds.tasks.metrics.class_report import ClassReport, calibration_bins, class_report
 from palm_ds.tasks.metrics.classes import auc, precision_at_threshold, recall_at_precision
 from palm_ds.tasks.metrics.probabilities import whole_share
 from palm_ds.tasks.shared.text_task import ClassesTask, PositiveClassTask, TextTask

@@ -14,9 +14,13 @@ import numpy as np
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.interfaces import StoredPrediction
-from palm_ds.tasks.metrics.calibration import CalibrationBin, calibration_bins
 from palm_ds.tasks.metrics.chunks import chunk_scores
-from palm_ds.tasks.metrics.class_report import ClassReport, class_report
+from palm_ds.tasks.metrics.class_report import (
+    CalibrationBin,
+    ClassReport,
+    calibration_bins,
+    class_report,
+)
 from palm_ds.tasks.metrics.classes import accuracy
 from palm_ds.tasks.metrics.counts import MatchCounts
 from palm_ds.tasks.shared import tag_schemes

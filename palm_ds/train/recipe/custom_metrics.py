@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, SupportsFloat, TypeAlias
 
-from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.errors import UserError, first_line, suggest
 from palm_ds.common.plugins import import_function
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.task import Task
@@ -88,7 +88,7 @@ def _value(metric: Metric, made: list[dict[str, Any]], right: list[Any], key: st
     try:
         return other(right, [each.get(key) for each in made])
     except (TypeError, ValueError) as error:
-        why = (str(error).splitlines() or ["error"])[0]
+        why = first_line(error)
         raise UserError(
             f"metrics: {_name(metric)}: {why} (it got the labels and each prediction's {key!r}; "
             "write a function of (predictions, labels) that calls it as needed)"

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import UserError, named_line
 from palm_ds.common.plugins import check_options, import_class
 
 _WHERE = "schedule.kind"
@@ -46,10 +46,7 @@ def build_schedule(kind: str, options: Mapping[str, Any]) -> Schedule:
     except UserError:
         raise
     except Exception as error:  # user code may raise anything
-        text = (str(error).splitlines() or [""])[0]
-        raise UserError(
-            f"{_WHERE}: {kind}: fails in a trial: {type(error).__name__}: {text}"
-        ) from (error)
+        raise UserError(f"{_WHERE}: {kind}: fails in a trial: {named_line(error)}") from error
     _check_same(kind, asked, first, again[::-1])
     return schedule
 

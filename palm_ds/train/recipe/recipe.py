@@ -51,7 +51,7 @@ from palm_ds.train.recipe.sections import (
     SpikeSettings,
 )
 from palm_ds.train.recipe.stage_plan import StagePlan
-from palm_ds.train.recipe.step_settings import StepSettings
+from palm_ds.train.recipe.stage_settings import StepSettings
 from palm_ds.train.report.tracker_clients import TrackSettings
 from palm_ds.weights.formats.foreign_config import read_encoder_config
 from palm_ds.weights.model_folder import encoder_config

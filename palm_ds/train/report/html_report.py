@@ -17,7 +17,7 @@ import numpy as np
 import yaml
 
 from palm_ds.common.atomic import write_file_atomically
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import UserError, first_line
 from palm_ds.data.stream.curriculum_spec import read_stages
 from palm_ds.data.stream.stages import Curriculum
 from palm_ds.train.report.charts import figure, metrics_panel, run_panel, series, task_panel
@@ -95,7 +95,7 @@ def _mapping(path: Path, parse: Callable[[str], Any], notes: list[str]) -> Mappi
         notes.append(f"{path.name} is missing")
         return {}
     except (ValueError, RecursionError, yaml.YAMLError) as error:
-        notes.append(f"{path.name} cannot be read: {str(error).splitlines()[0]}")
+        notes.append(f"{path.name} cannot be read: {first_line(error)}")
         return {}
     return values if isinstance(values, Mapping) else {}
 

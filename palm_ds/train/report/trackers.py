@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from palm_ds.common.config import read_json
+from palm_ds.common.errors import first_line
 from palm_ds.common.json_files import write_json
 from palm_ds.train.report.tracker_clients import (
     MlflowTracker,
@@ -113,8 +114,7 @@ def _reason(error: BaseException) -> str:
     """The first line of an error, without credentials."""
     if isinstance(error, ImportError) and error.name:
         return f"needs {error.name}: pip install 'palm_ds[trackers]'"
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return without_secrets((lines or [type(error).__name__])[0])[:200]
+    return without_secrets(first_line(error))[:200]
 
 
 def without_secrets(text: str) -> str:

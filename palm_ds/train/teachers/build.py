@@ -19,8 +19,7 @@ from palm_ds.model.encoder.encoder import build_encoder, encoder_class, has_wind
 from palm_ds.model.encoder.states import WantedStates
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import choose_kernels
-from palm_ds.model.multi_task_model import Model
-from palm_ds.model.prepare_to_predict import prepare_to_predict
+from palm_ds.model.multi_task_model import Model, prepare_to_predict
 from palm_ds.runtime.device.torch_settings import DTYPES
 from palm_ds.runtime.processes.processes import Processes
 from palm_ds.runtime.zero.sharded_modules import ShardedModules

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from palm_ds.common.atomic import move_into_place
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import UserError, first_line
 
 
 class BadArchiveError(UserError):
@@ -98,7 +98,7 @@ def _extract(archive: Path, members: _Members) -> None:
     except UserError:
         raise
     except (*_ARCHIVE_ERRORS, *_UNEXPECTED_ERRORS) as error:
-        why = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        why = first_line(error)[:200]
         why = "".join(letter if letter.isprintable() else "?" for letter in why)
         raise BadArchiveError(f"{archive}: cannot be read as tar, tar.gz or zip: {why}") from None
     if not any(path.is_file() for path in members.folder.rglob("*")):

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from palm_ds.common.atomic import write_folder_atomically
-from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.errors import UserError, first_line, suggest
 from palm_ds.common.files import hash_of_text
 from palm_ds.common.json_files import write_json
 from palm_ds.weights.download.archive import BadArchiveError, unpack
@@ -422,8 +422,8 @@ def _snapshot(
         offline = huggingface_hub.is_offline_mode()
         why = "HF_HUB_OFFLINE is set" if offline else "the hub cannot be reached"
         if isinstance(error.__cause__, errors.HfHubHTTPError):
-            why = f"the hub cannot answer ({str(error.__cause__).splitlines()[0]})"
+            why = f"the hub cannot answer ({first_line(error.__cause__)})"
         why += ", and the local cache does not have all of its files"
     except Exception as error:  # from several libraries; each means that the download failed
-        why = (str(error).splitlines() or [type(error).__name__])[0]
+        why = first_line(error)
     raise UserError(f"{name}: {why}") from None

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import UserError, first_line
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.config.encoder_kinds import is_custom
 from palm_ds.model.config.meta import on_meta
@@ -35,7 +35,7 @@ def expected_shapes(config: EncoderConfig, heads: Mapping[str, HeadInfo]) -> dic
             backbone = Bert(config) if is_custom(config.kind) else build_encoder(config)
             modules = {name: _head(head, backbone) for name, head in heads.items()}
     except (RuntimeError, TypeError, OverflowError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise UserError(f"no encoder can have the sizes of its configuration: {reason}") from None
     parts: dict[str, nn.Module] = {} if is_custom(config.kind) else {"backbone": backbone}
     parts |= {f"heads.{name}": module for name, module in modules.items()}

@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from palm_ds.common.config import unique_keys
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import UserError, first_line
 from palm_ds.common.files import check_right_file
 from palm_ds.common.json_files import write_json
 from palm_ds.common.messages import printable
@@ -185,7 +185,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _line(error: BaseException) -> str:
-    return printable(next(iter(str(error).strip().splitlines()), type(error).__name__))
+    return printable(first_line(error))
 
 
 # ---- writing ----

@@ -13,7 +13,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.reader import TableSettings
 from palm_ds.data.sources.endless_rows import EndlessRows
 from palm_ds.data.stream.budgets import read_budget
-from palm_ds.data.stream.endless_order import EndlessOrder
+from palm_ds.data.stream.item_order import EndlessOrder
 from palm_ds.tasks.classification import Classification
 from palm_ds.train.recipe.sections import SourceSettings
 from tests.helpers import endless_readers

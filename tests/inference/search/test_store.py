@@ -13,8 +13,9 @@ import pytest
 
 from palm_ds.common.errors import UserError
 from palm_ds.inference.search.index import open_index
-from palm_ds.inference.search.store_errors import StoreBusyError, StoreError
+from palm_ds.inference.search.store import StoreBusyError
 from palm_ds.inference.search.texts import IndexedText
+from palm_ds.inference.search.vectors import StoreError
 from palm_ds.inference.search.words import query_words, words_of
 from tests.helpers.small_index import (
     add,

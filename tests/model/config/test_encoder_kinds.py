@@ -1,33 +1,36 @@
-"""Encoders are found by the names of their files."""
+"""Encoders are found by their names."""
 
 from __future__ import annotations
+
+import importlib
+import pkgutil
 
 import pytest
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.config.encoder_kinds import class_of_kind, is_custom, known_kinds
+from palm_ds.model.encoder import kinds
 from palm_ds.model.encoder.encoder import Encoder, encoder_class
 from palm_ds.model.encoder.kinds.bert import Bert
 from palm_ds.model.encoder.kinds.cnn import CNN
 from tests.helpers.word_encoders import KINDS
 
 
-def test_a_kind_is_a_file() -> None:
-    assert {
-        "bert",
-        "modernbert",
-        "nomic_bert",
-        "eurobert",
-        "neobert",
-        "gte",
-        "jina_embeddings_v3",
-        "electra",
-        "distilbert",
-        "mpnet",
-        "deberta_v2",
-        *KINDS,
-    } <= set(known_kinds())
+def test_every_encoder_has_a_name() -> None:
+    own = set()
+    for found in pkgutil.iter_modules(kinds.__path__, f"{kinds.__name__}."):
+        classes = vars(importlib.import_module(found.name)).values()
+        encoders = (
+            each for each in classes if isinstance(each, type) and issubclass(each, Encoder)
+        )
+        own |= {each for each in encoders if each.__module__ == found.name}
+    assert known_kinds() == tuple(sorted(known_kinds()))
+    assert {class_of_kind(name, Encoder) for name in known_kinds()} == own
+    assert len(own) == len(known_kinds()) and set(KINDS) < set(known_kinds())
+
+
+def test_a_kind_is_a_name_or_a_class() -> None:
     assert class_of_kind("cnn", Encoder) is CNN
     assert encoder_class(EncoderConfig.from_dict({"kind": "cnn"})) is CNN
     assert not is_custom("cnn") and not is_custom("bert") and is_custom("my_module.Encoder")

@@ -9,8 +9,13 @@ import pytest
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import classification_report, confusion_matrix
 
-from palm_ds.tasks.metrics.calibration import calibration_bins, expected_calibration_error
-from palm_ds.tasks.metrics.class_report import ClassReport, class_report, multilabel_report
+from palm_ds.tasks.metrics.class_report import (
+    ClassReport,
+    calibration_bins,
+    class_report,
+    expected_calibration_error,
+    multilabel_report,
+)
 
 RNG = np.random.default_rng(1)
 

@@ -8,8 +8,7 @@ import pytest
 import yaml
 
 from palm_ds.common.errors import UserError
-from palm_ds.tasks.metrics.calibration import calibration_bins
-from palm_ds.tasks.metrics.class_report import calibration_table
+from palm_ds.tasks.metrics.class_report import calibration_bins, calibration_table
 from palm_ds.train.report import charts
 from palm_ds.train.report.charts import _averaged, running_mean
 from palm_ds.train.report.environment import environment

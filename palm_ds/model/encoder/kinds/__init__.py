@@ -1,1 +1,1 @@
-"""One file per encoder that is not a transformer; a recipe names it by its file: `kind: cnn`."""
+"""The encoders that come with palm_ds; palm_ds/model/config/encoder_kinds.py has their names."""

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import UserError, named_line
 from palm_ds.common.messages import printable
 from palm_ds.weights.formats.contents import BUFFER, COPY, OPTIMIZER, TensorEntry
 from palm_ds.weights.formats.tensor_files import in_memory_entry
@@ -139,9 +139,8 @@ def _opened(folder: Path, places: _Places) -> Shards:
     ) as error:
         if isinstance(error, UserError):
             raise
-        what = f"{type(error).__name__}: {error}".splitlines()[0]
         raise UserError(
-            f"{folder}: does not have the layout of DeepSpeed's shards: {what}"
+            f"{folder}: does not have the layout of DeepSpeed's shards: {named_line(error)}"
         ) from None
 
 

@@ -102,11 +102,6 @@ def served_family(config: EncoderConfig) -> str:
     return family_of(replace(config, task_types=0))
 
 
-def is_known_class(name: str) -> bool:
-    """Whether a transformers class (`BertForMaskedLM`) belongs to one of these architectures."""
-    return name.startswith(tuple(family.class_prefix for family in FAMILIES.values()))
-
-
 def family_of_class(name: str) -> str:
     """The model type that a transformers class belongs to; empty if it is none of these."""
     fits = [x for x, family in FAMILIES.items() if name.startswith(family.class_prefix)]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import UserError, first_line
 from palm_ds.common.messages import printable
 from palm_ds.model.config.meta import on_meta
 from palm_ds.model.encoder.encoder import build_encoder
@@ -174,7 +174,7 @@ def _load(transformers: ModuleType, kind: str, contents: CheckpointContents) -> 
             key_mapping={around.pattern: ""} if wrapped else None,
         )
     except Exception as error:  # of many types; each means that it is not such a model
-        reason = printable(next(iter(str(error).splitlines()), type(error).__name__))
+        reason = printable(first_line(error))
         raise UserError(
             f"{contents.path}: transformers cannot open it as {kind}: {reason}"
         ) from None

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import UserError, first_line
 from palm_ds.weights.formats.contents import CheckpointContents
 from palm_ds.weights.formats.onnx.description import TOKENS, OnnxDescription
 from palm_ds.weights.formats.onnx.graph import EMBEDDING, LAST, POOLED, TASKS, WORD_STARTS
@@ -44,7 +44,7 @@ class OnnxModel:
                 str(path), options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:  # its classes have no common one
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            reason = first_line(error)
             raise UserError(f"{path}: ONNX Runtime cannot load it: {reason}") from None
 
     def run(

@@ -18,7 +18,7 @@ from pathlib import Path
 import onnx
 import torch
 
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import UserError, first_line
 from palm_ds.model.config.encoder_kinds import is_custom
 from palm_ds.model.heads.crf import FORBIDDEN
 from palm_ds.weights.formats.contents import CheckpointContents
@@ -112,8 +112,7 @@ def _first_line(error: BaseException) -> str:
     """The reason below torch's own messages."""
     while error.__cause__ is not None:
         error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    return first_line(error)
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from palm_ds.weights.formats.huggingface.families import (
     FAMILIES,
     architecture_of,
     family_of,
-    is_known_class,
 )
 from palm_ds.weights.formats.huggingface.target import family_to_write
 
@@ -68,7 +67,6 @@ def test_each_architecture_has_its_class_in_transformers() -> None:
         assert bool(family.pair_head) == (
             hasattr(transformers, f"{family.class_prefix}ForPreTraining") and name != "electra"
         )
-    assert is_known_class("RobertaForMaskedLM") and not is_known_class("GPT2Model")
 
 
 def test_ids_of_published_tokenizers_are_not_taken_for_granted() -> None:

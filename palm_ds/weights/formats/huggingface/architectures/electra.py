@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.kinds.electra import Electra
+from palm_ds.model.encoder.kinds.bert import Electra
 from palm_ds.weights.formats.huggingface.architecture import (
     CLASSIFIER,
     HEAD_CLASSES,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.kinds.ernie_gram import ErnieGram, ErnieGramOptions
+from palm_ds.model.encoder.kinds.bert import ErnieGram, ErnieGramOptions
 from palm_ds.model.encoder.positions import GRAM_BUCKETS
 from palm_ds.weights.formats.huggingface.architecture import (
     HEAD_CLASSES,

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from typing import Any, ClassVar
 
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.kinds.gte import Gte, GteOptions
+from palm_ds.model.encoder.kinds.rotary_bert import Gte, GteOptions
 from palm_ds.weights.formats.contents import TensorEntry
 from palm_ds.weights.formats.huggingface.architecture import (
     CLASSIFIER,

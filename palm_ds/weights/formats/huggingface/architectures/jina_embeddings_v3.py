@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.kinds.jina_embeddings_v3 import (
+from palm_ds.model.encoder.kinds.rotary_bert import (
     JinaEmbeddingsV3,
     JinaEmbeddingsV3Options,
 )

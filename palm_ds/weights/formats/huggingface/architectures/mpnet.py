@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.kinds.mpnet import MPNet
+from palm_ds.model.encoder.kinds.bert import MPNet
 from palm_ds.weights.formats.huggingface.architecture import (
     HEAD_CLASSES,
     Architecture,

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.kinds.nomic_bert import NomicBert, NomicBertOptions
+from palm_ds.model.encoder.kinds.rotary_bert import NomicBert, NomicBertOptions
 from palm_ds.weights.formats.huggingface.architecture import (
     CLASSIFIER,
     MASKED_WORDS,

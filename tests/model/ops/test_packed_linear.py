@@ -9,10 +9,9 @@ import torch
 
 from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
 from palm_ds.model.inputs.batch import Batch, PackedText
-from palm_ds.model.multi_task_model import Model
+from palm_ds.model.multi_task_model import Model, prepare_to_predict
 from palm_ds.model.ops import packed_linear
 from palm_ds.model.ops.packed_linear import PackedLinear, onednn_packs, packed_form
-from palm_ds.model.prepare_to_predict import prepare_to_predict
 
 SMALL = EncoderConfig(
     vocab_size=50, hidden_size=32, num_layers=2, num_heads=2, intermediate_size=80, max_positions=40

@@ -10,7 +10,7 @@ from palm_ds.common.rng import keyed_generator
 from palm_ds.data.tasks.example import Example, build_input
 from palm_ds.data.tasks.masking import other_tokens
 from palm_ds.pretrain.knowledge_masking import KnowledgeMasking
-from palm_ds.pretrain.shared.spans import SpanSettings, spans_of
+from palm_ds.pretrain.shared.unit_masking import SpanSettings, spans_of
 from palm_ds.text.tokens import SpecialTokens, TokenSpan
 
 VOCABULARY = SpecialTokens(
