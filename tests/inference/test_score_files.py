@@ -111,6 +111,15 @@ def test_rows_without_a_label_are_not_scored(tmp_path, kind, labels, found) -> N
         score_files([gold(tmp_path, [""] * 5)], given, options, TableSettings())
 
 
+def test_truths_are_compared_whatever_format_they_come_from(tmp_path) -> None:
+    labels = [True, False, True]
+    assert score(tmp_path, gold(tmp_path, labels), "True\nFalse\nFalse\n", kind="classification")[
+        "accuracy"
+    ] == pytest.approx(2 / 3)
+    found = score(tmp_path, gold(tmp_path, labels), "True\nFalse\nTrue\n", kind="multi_label")
+    assert found["exact_match"] == 1
+
+
 def test_several_classes(tmp_path) -> None:
     from sklearn.metrics import accuracy_score, f1_score
 

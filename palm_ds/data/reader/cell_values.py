@@ -112,6 +112,14 @@ def label_text(value: object, role: str = "label") -> str:
     return _without_nul(check_text(value, role, f"{role} is empty"), role).strip()
 
 
+_BOOLEANS = (("true", "True", "TRUE"), ("false", "False", "FALSE"))
+
+
+def spellings(name: str) -> tuple[str, ...]:
+    """How formats write a class: JSON `true`, pandas' CSV `True`, that of spreadsheets `TRUE`."""
+    return next((each for each in _BOOLEANS if name in each), (name,))
+
+
 def _without_nul(text: str, role: str) -> str:
     """Raises BadRecordError for a NUL character, a sign of a damaged file or of UTF-16."""
     if "\0" in text:

@@ -180,6 +180,12 @@ def test_rows_are_dropped_and_counted(
     assert len(skipped) == (None in left)
 
 
+def test_truths_are_dropped_in_every_spelling(tmp_path: Path) -> None:
+    rows = [{"text_a": "a", "label": value} for value in ("True", True, "TRUE", "false", "Truth")]
+    table = table_of(tmp_path, *rows, drop={"label": [True]})
+    assert table.column("label") == ["false", "Truth"]
+
+
 def test_empty_texts_are_kept_and_noted(tmp_path: Path) -> None:
     table = table_of(tmp_path, {"text_a": "a"}, {"text_a": ""}, {"text_a": " "})
     assert len(table) == 3
