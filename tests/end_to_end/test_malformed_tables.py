@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -64,6 +67,51 @@ CASES: list[Case] = [
         {},
         ":1: two columns have the name",
     ),
+    (
+        "columns without names",
+        "t.csv",
+        b"label,text_a,,\n1,a,,\n",
+        {},
+        ":1: 2 of 4 columns have no name in the header; name or remove them",
+    ),
+    (
+        "a spreadsheet",
+        "t.xlsx",
+        b"PK\x03\x04\xff",
+        {},
+        ": is a spreadsheet, which is not read; expo",
+    ),
+    (
+        "a spreadsheet called otherwise",
+        "t.csv",
+        b"PK\x03\x04\xff",
+        {},
+        ":1: the names of the columns: invalid UTF-8 at byte 5 .a zip file, as spreadsheets are: ",
+    ),
+    ("an archive", "t.tar.gz", b"", {"format": "tsv"}, ": .tar files are not read; unpack it, or"),
+    ("gzip", "t.jsonl", gzip.compress(GOOD), {}, ":1: .* at byte 2 of the line .compressed by"),
+    (
+        "gzip, JSON",
+        "t.json",
+        gzip.compress(b"[]"),
+        {},
+        ":1: invalid UTF-8 at byte 2 .compressed by gzip: the name of the file must end in .gz",
+    ),
+    (
+        "zstd",
+        "t.tsv",
+        zstandard.compress(HEAD),
+        {},
+        ":1: the names of the columns: invalid UTF-8 at byte 2 .compressed by zstd: the name of ",
+    ),
+    (
+        "bzip2",
+        "t.txt",
+        bz2.compress(GOOD),
+        {},
+        ":1: .*compressed by bzip2: unpack the file, or compr",
+    ),
+    ("xz", "t.csv", lzma.compress(GOOD), {}, ":1: .* invalid UTF-8 at byte 1 .compressed by xz: "),
     ("text is no UTF-8", "t.tsv", HEAD + b"1\t\xff\n", {}, ":2: invalid UTF-8 at byte 3"),
     ("header is no UTF-8", "t.tsv", b"label\t\xff\n", {}, ":1: the names of the columns: invalid"),
     ("UTF-16", "t.tsv", "label\ttext_a\n1\ta".encode("utf-16"), {}, ":1: the names of the columns"),

@@ -103,6 +103,10 @@ def column_names(row: CellRow) -> list[str]:
     if any("\r" in name.strip() for name in row.cells):
         raise BadRecordError("its lines end with CR alone; only a line feed ends a line")
     names = [name.strip() for name in row.cells]
+    if (unnamed := names.count("")) > 1:
+        raise BadRecordError(
+            f"{unnamed} of {len(names)} columns have no name in the header; name or remove them"
+        )
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise BadRecordError(f"two columns have the name `{' '.join(twice[0].split())}`")
     return names

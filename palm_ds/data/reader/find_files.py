@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.files import check_is_no_pipe
-from palm_ds.common.rows.stored import open_bytes, reading, suffixes_of
+from palm_ds.common.rows.stored import how_to_convert, open_bytes, reading, suffixes_of
 from palm_ds.data.reader.options import TableSettings
 
 _KINDS = {
@@ -106,6 +106,8 @@ def has_known_suffix(name: str) -> bool:
 def _format(path: Path, wanted: str) -> str:
     suffix, compression = suffixes_of(path)
     kind = wanted
+    if advice := how_to_convert(path):
+        raise UserError(f"{path}: {advice}")
     if wanted == "auto":
         kind = _KINDS.get(suffix, "")
         if not kind:
