@@ -136,7 +136,7 @@ def _repeated_rows(held: object, trained: Sequence[tuple[str, object, float]]) -
     for _, training, _ in trained:
         if isinstance(training, TableSource) and _inputs(training) == _inputs(held):
             found |= known.intersection(_texts_of_rows(training))
-    rows = [row for row, texts in enumerate(wanted) if texts in found]
+    rows = [row for row, texts in enumerate(wanted) if texts in found and any(texts)]
     if not rows:
         return ""
     of = f"{len(rows):,} of {counted(len(held), 'row')}"

@@ -36,7 +36,7 @@ class CellRow(NamedTuple):
         """The cells by column. Raises BadRecordError, also for too many or too few."""
         cells = self.cells
         if self.bad:
-            raise BadRecordError(self.bad)
+            raise BadRecordError(f"{self.bad}{other_separator(names)}")
         if len(cells) == len(names):
             return dict(zip(names, cells, strict=False))
         many = f"{len(cells)} cell{'s' * (len(cells) != 1)}"

@@ -7,6 +7,7 @@ for number, offset, line, size in Lines(handle, 0, -1):
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO, TypeAlias
 
@@ -74,8 +75,24 @@ def decoded(data: bytes) -> str:
 
 def not_utf8(error: UnicodeDecodeError, of: str = "") -> str:
     """The place where something is not UTF-8, and what it is if its first bytes say so."""
-    hint = next((hint for start, hint in _NOT_TEXT.items() if error.object.startswith(start)), "")
+    data = error.object
+    hint = next((hint for start, hint in _NOT_TEXT.items() if data.startswith(start)), "")
+    hint = hint or _other_encoding(data)
     return f"invalid UTF-8 at byte {error.start + 1}{of}{hint and f' ({hint})'}"
+
+
+def _other_encoding(data: bytes) -> str:
+    """What spreadsheets write where they do not write UTF-8; empty if most of it is UTF-8."""
+    above, right = (_above_ascii(x) for x in (data, data.decode("utf-8", "ignore").encode()))
+    if 2 * right > above:
+        return ""
+    chinese = sum(map(len, re.findall(rb"(?:[\xa1-\xfe]{2}){2,}", data)))  # in words of two or more
+    name = "GB18030" if 2 * chinese > above else "WINDOWS-1252"
+    return f"maybe {name}: iconv -f {name} -t UTF-8 converts it"
+
+
+def _above_ascii(data: bytes) -> int:
+    return sum(byte > 127 for byte in data)
 
 
 def json_row(line: bytes, *, unique: bool = False) -> dict:

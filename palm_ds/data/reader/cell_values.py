@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sized
 from typing import Any
 
@@ -113,10 +114,14 @@ def label_text(value: object, role: str = "label") -> str:
 
 
 _BOOLEANS = (("true", "True", "TRUE"), ("false", "False", "FALSE"))
+_WHOLE = re.compile(r"(-?\d+)(?:\.0)?")
 
 
 def spellings(name: str) -> tuple[str, ...]:
-    """How formats write a class: JSON `true`, pandas' CSV `True`, that of spreadsheets `TRUE`."""
+    """How formats write a class: JSON `true`, pandas' CSV `True`, that of spreadsheets `TRUE`; `1`,
+    and `1.0` where pandas reads a column with empty cells."""
+    if number := _WHOLE.fullmatch(name):
+        return number[1], f"{number[1]}.0"
     return next((each for each in _BOOLEANS if name in each), (name,))
 
 

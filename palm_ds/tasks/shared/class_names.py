@@ -1,8 +1,9 @@
-"""Names of classes. `true`, `True` and `TRUE` are one, named as the labels of the task name it.
+"""Names of classes. `true`, `True` and `TRUE` are one, named as the labels of the task name it, and
+so are `1` and `1.0`.
 
 >>> class_numbers(["False", "True"])["true"]
 1
->>> distinct({"true", "True", "10", "9"})
+>>> distinct({"true", "True", "10", "9", "9.0"})
 ['9', '10', 'True']
 """
 

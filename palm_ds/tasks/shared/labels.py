@@ -218,9 +218,10 @@ def one_value(value: object, task: TextTask, source: TableSource, item: int) -> 
     if value is None or value == "":
         raise UserError(f"{source.where(item)}: {task.label_column} is empty")
     if isinstance(value, list | Mapping):
+        what = "a list" if len(value) == 1 else f"{len(value)} labels"
         raise UserError(
-            f"{source.where(item)}: {task.label_column}: {len(value)} labels, but {task.where} "
-            "expects one; for several use `kind: multi_label`"
+            f"{source.where(item)}: {task.label_column}: {what}, but {task.where} expects one; for "
+            "several use `kind: multi_label`"
         )
 
 

@@ -163,7 +163,7 @@ def test_texts_are_unchanged(tmp_path: Path) -> None:
     [
         ({"label": ["-"]}, [1, 2.0, None, True], ["1 x row with label '-', dropped"]),
         ({"label": [1, None]}, ["-", 2.0, True], ["1 x row with label '1', dropped"]),
-        ({"label": [2.0, True]}, ["-", 1, None], ["1 x row with label '2.0', dropped"]),
+        ({"label": [2.0, True]}, ["-", 1, None], ["1 x row with label '2', dropped"]),
         ({"label": []}, ["-", 1, 2.0, None, True], []),
         ({"text_b": ["a"]}, ["-", 1, 2.0, None, True], []),
     ],

@@ -145,6 +145,12 @@ def test_truths_are_the_same_classes_in_every_format(tmp_path, kind: type[Classe
     made = replace(kind(source="s"), name="t").resolved(both)
     assert made.labels == ("FALSE", "TRUE")
     assert made.targets(both).tolist() == 3 * made.targets(tables["t.csv"]).tolist()
+    numbers = tmp_path / "n.csv"
+    numbers.write_text("text_a,text_b,label\ngood,x,1.0\nbad,x,0.0\n")
+    of_numbers = replace(kind(source="s"), name="t").resolved(opened(numbers))
+    assert of_numbers.labels == ("0.0", "1.0")
+    numbers.write_text("text_a,text_b,label\ngood,x,1\nbad,x,0\n")
+    assert of_numbers.targets(opened(numbers)).tolist() == expected
     old = replace(made, labels=("True", "true"))  # of a model from before they were one
     assert old.targets(tables["t.jsonl"])[0].tolist() in (1, [0, 1])
 

@@ -196,7 +196,7 @@ def test_a_row_of_its_own_and_that_of_another_task_are_refused():
     assert task_ids(0, 0, task_types=0)["phrases"] == 0
     for own in (0, 1):
         message = (
-            rf"^tasks.phrases.task_id: {own}, but it uses the task embedding of "
+            rf"tasks.phrases.task_id: {own}, but it uses the task embedding of "
             "tasks.knowledge_masking, row 2; set it there, or remove `share`$"
         )
         with pytest.raises(UserError, match=message):
