@@ -131,8 +131,8 @@ def _repeated_rows(held: object, trained: Sequence[tuple[str, object, float]]) -
     """How many rows to evaluate on have the texts of other rows that are trained on."""
     if not isinstance(held, TableSource):
         return ""
-    wanted, found = list(_texts_of_rows(held)), set()
-    known = set(wanted)
+    wanted = list(_texts_of_rows(held))
+    known, found = set(wanted), set[object]()
     for _, training, _ in trained:
         if isinstance(training, TableSource) and _inputs(training) == _inputs(held):
             found |= known.intersection(_texts_of_rows(training))
@@ -149,7 +149,7 @@ def _inputs(source: TableSource) -> list[str]:
     return [role for role in source.columns if role not in _NO_INPUTS and not is_label(role)]
 
 
-def _texts_of_rows(source: TableSource) -> Iterator[tuple[str, ...]]:
+def _texts_of_rows(source: TableSource) -> Iterator[tuple[object, ...]]:
     columns = [map(_comparable, source.column(role)) for role in _inputs(source)]
     return zip(*columns, strict=True)
 
