@@ -34,8 +34,8 @@ from palm_ds.tasks.metrics.classes import exact_match, multilabel_macro, multila
 from palm_ds.tasks.metrics.numbers import cosine
 from palm_ds.tasks.metrics.probabilities import rounded, sigmoid
 from palm_ds.tasks.shared import labels
-from palm_ds.tasks.shared.class_names import class_numbers
 from palm_ds.tasks.shared.image_text import WholeTextTask
+from palm_ds.tasks.shared.label_notes import class_numbers
 from palm_ds.tasks.shared.text_task import ClassesTask
 
 _SEPARATORS = (",", ";", "|")

@@ -20,7 +20,7 @@ from palm_ds.tasks.metrics.calibration import calibration_bins
 from palm_ds.tasks.metrics.class_report import ClassReport, class_report
 from palm_ds.tasks.metrics.classes import auc, precision_at_threshold, recall_at_precision
 from palm_ds.tasks.metrics.probabilities import whole_share
-from palm_ds.tasks.shared.class_names import class_numbers
+from palm_ds.tasks.shared.label_notes import class_numbers
 from palm_ds.tasks.shared.text_task import ClassesTask, PositiveClassTask, TextTask
 
 _LARGEST = 1e18

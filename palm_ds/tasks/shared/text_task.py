@@ -20,8 +20,7 @@ from palm_ds.data.tasks.example import Example, build_input, layouts
 from palm_ds.data.tasks.interfaces import StoredPrediction
 from palm_ds.data.tasks.task import TableTask, Task
 from palm_ds.model.heads.outputs import ExportedHead
-from palm_ds.tasks.shared.class_names import class_numbers, distinct
-from palm_ds.tasks.shared.label_notes import label_notes
+from palm_ds.tasks.shared.label_notes import class_numbers, distinct, label_notes
 
 MOST_LABELS = 10_000
 """With more distinct labels than this, the label column is probably wrong."""
