@@ -119,7 +119,13 @@ CASES: list[Case] = [
         {},
         ": no known column among `Text`, `Label`, `Id`; columns: {text_a: Text, label: Label} assi",
     ),
-    ("quoted cells, semicolons", "t.csv", b'text;n\n"a";1\n', {}, ":2: not CSV: .* delimiter: "),
+    (
+        "quoted cells, semicolons",
+        "t.csv",
+        b'text;n\n"a";1\n',
+        {},
+        ':2: not CSV: .*; if ";" separates ',
+    ),
     (
         "columns of a DataFrame",
         "t.json",

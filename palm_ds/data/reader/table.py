@@ -435,4 +435,4 @@ def _plain(value: object) -> str:
     """A value as written in the settings."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
-    return spellings(value.strip())[0] if isinstance(value, str) else repr(value)
+    return spellings(value.strip() if isinstance(value, str) else repr(value))[0]
