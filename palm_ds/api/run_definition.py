@@ -140,7 +140,18 @@ class RunDefinition:
         if not (recipe.evaluate.every or recipe.evaluate.passes):
             every = math.ceil(round(recipe.curriculum.steps / self.settings.epochs, 6))
             recipe = replace(recipe, evaluate=replace(recipe.evaluate, every=every))
-        return RunSpec(recipe=recipe, ds_config=self.settings.ds_config(), folder=self.folder)
+        return RunSpec(
+            recipe=recipe,
+            ds_config=self.settings.ds_config(),
+            folder=self.folder,
+            resumed_by=f"call {self.call} again",
+        )
+
+    @property
+    def call(self) -> str:
+        """The call that trains, for messages."""
+        where = f" with folder={str(self.folder)!r}" if self.settings.folder else ""
+        return f"train(){where}"
 
     @cached_property
     def data(self) -> Data:

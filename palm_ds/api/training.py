@@ -83,10 +83,7 @@ class TrainingSession:
         if not flag.interrupted:
             raise SystemExit(errors.STOPPED)
         run = self.definition
-        where = f" with folder={str(run.folder)!r}" if run.settings.folder else ""
-        raise KeyboardInterrupt(
-            f"step {self.step:,} of {run.steps:,} is saved; train(){where} resumes"
-        )
+        raise KeyboardInterrupt(f"step {self.step:,} of {run.steps:,} is saved; {run.call} resumes")
 
     def stop(self) -> None:
         """End the training after this step."""

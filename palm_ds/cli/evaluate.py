@@ -17,7 +17,7 @@ from palm_ds.cli.inference_options import (
     start_processes,
 )
 from palm_ds.cli.options import local_path
-from palm_ds.cli.output import show
+from palm_ds.cli.output import console_of, show
 from palm_ds.common.errors import UserError
 from palm_ds.common.files import make_folder
 from palm_ds.common.json_files import write_json
@@ -134,6 +134,8 @@ def run(args: argparse.Namespace) -> int:
         lines = report_lines(args, title, {"": scores.metrics}, reports)
         printed = scores.record() if args.report else scores.metrics
         _show(args, scores.record(), printed, _table(scores.metrics), *lines)
+        for note in scores.notes:
+            console_of(args).print(f"note: {note}")
     return 0
 
 

@@ -29,7 +29,7 @@ from palm_ds.common.messages import counted, nan_to_null
 from palm_ds.common.plugins import source_code
 from palm_ds.common.version import __version__
 from palm_ds.data.reader import Table, TableSettings, open_table
-from palm_ds.data.reader.options import FURTHER_LABEL
+from palm_ds.data.reader.options import LABELS, is_label
 from palm_ds.data.reader.table import dropped, drops_of
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.interfaces import ScoreReport
@@ -49,9 +49,6 @@ from palm_ds.inference.predictor import EncoderPass, PredictedChunk, Predictor, 
 from palm_ds.runtime.processes.process_group import SINGLE_PROCESS, ProcessGroup
 from palm_ds.train.recipe.custom_metrics import own_scores
 from palm_ds.train.recipe.recipe import Recipe
-
-LABELS = ("label", "tags", "spans", "answers", "impossible", "target")
-"""Column roles that hold labels, besides those that begin with `label_`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,10 +211,6 @@ def without_labels(read: TableSettings, kept: Collection[str] = ()) -> TableSett
     """The same settings without label columns, except those in `kept`."""
     blank = {role: "" for role in (*LABELS, *read.columns) if is_label(role) and role not in kept}
     return replace(read, columns={**read.columns, **blank})
-
-
-def is_label(role: str) -> bool:
-    return role in LABELS or role.startswith(FURTHER_LABEL)
 
 
 # ---- parts ----

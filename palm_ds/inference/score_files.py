@@ -4,17 +4,19 @@
     predictions  TASK.predictions.json and similar files (JSON lines with `index` or `id`), an
                  object {id: answer} (SQuAD), index<TAB>prediction, a prediction per line, or CoNLL
 
-Each gold row must have exactly one prediction. The task scores them with the settings that palm-ds
-predict wrote with its files.
+Each gold row must have exactly one prediction; those of rows without a label are not scored. The
+task scores them with the settings that palm-ds predict wrote with its files.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from palm_ds.common.config import parse_override
 from palm_ds.common.errors import UserError, suggest, suggest_path
@@ -35,6 +37,8 @@ class FileScores(NamedTuple):
     """The main one first."""
     report: ScoreReport | None
     """Scores by class, if the task has such."""
+    notes: tuple[str, ...] = ()
+    """Remarks for the user."""
 
     def record(self) -> dict[str, Any]:
         """As a file has them."""
@@ -63,16 +67,32 @@ def score_files(
         stored = list(conll_column(file, -1))
     else:
         stored = list(read_predictions(file, tags=tags))
-    table = open_table(list(gold), read)
+    table = open_table(list(gold), replace(read, missing_labels="keep"))
     source = TableSource.of_labels(table)
-    task, made = task.prepared(source, matched(stored, table, predictions))
-    scores = FileScores(task.metrics(made, source), task.report(made, source))
+    found = matched(stored, table, predictions)
+    scored, notes = _scored(task, source), ()
+    if left_out := len(source) - len(scored):
+        notes = (f"not scored: {counted(left_out, 'row')} without a label",)
+        source, found = replace(source, numbers=scored), [found[row] for row in scored]
+    task, made = task.prepared(source, found)
+    scores = FileScores(task.metrics(made, source), task.report(made, source), notes)
     if not scores.metrics:
         raise UserError(
             f"{predictions}: nothing to score in predictions of this task; the evaluation of a run "
             "has its scores"
         )
     return scores
+
+
+def _scored(task: TableTask, source: TableSource) -> np.ndarray:
+    """(scored rows,) those with a label; all of a table without such a column. Raises UserError if
+    there are none."""
+    if not any(role in source.columns for role in task.label_roles()):
+        return np.arange(len(source))
+    scored = np.flatnonzero(task.labeled(source))
+    if not len(scored):
+        raise UserError(f"{source.name}: no row has a label")
+    return scored
 
 
 def settings_of(texts: Sequence[str], option: str = "--task") -> dict[str, Any]:

@@ -306,7 +306,7 @@ class ExplicitNgramMasking(CorpusTask):
     def head(self, backbone: Encoder) -> nn.Module:
         lexicon, generator = self.ngrams, None
         symbols = lexicon.longest if self.comprehensive else 0
-        extend_embeddings(backbone, len(lexicon) + symbols)
+        extend_embeddings(backbone, len(lexicon) + symbols, self.where)
         if self.relation:
             config = self.relation.config(backbone.config, self.path_of("relation"))
             temperature = self.relation.temperature

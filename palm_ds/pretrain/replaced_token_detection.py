@@ -30,7 +30,7 @@ from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.masking import Unit, unigram_baseline
 from palm_ds.data.tasks.task import CorpusTask
-from palm_ds.model.encoder.shared_embeddings import EmbeddingSharing
+from palm_ds.model.encoder.shared_embeddings import EmbeddingSharing, check_sharing
 from palm_ds.model.heads.replaced_tokens import (
     Generator,
     GeneratorSettings,
@@ -92,6 +92,7 @@ class ReplacedTokenDetection(UnitMasking, CorpusTask):
         example.labels[self.name] = own, example.unmasked_ids[own]
 
     def head(self, backbone: Encoder) -> nn.Module:
+        check_sharing(backbone, self.embedding_sharing, self.path_of("embedding_sharing"))
         config = self.generator.config(backbone.config, self.path_of("generator"))
         generator = Generator(
             config, backbone, sharing=self.embedding_sharing, temperature=self.temperature

@@ -34,6 +34,7 @@ from palm_ds.tasks.metrics.numbers import cosine
 from palm_ds.tasks.metrics.probabilities import rounded, sigmoid
 from palm_ds.tasks.shared import labels
 from palm_ds.tasks.shared.image_text import WholeTextTask
+from palm_ds.tasks.shared.label_notes import class_numbers
 from palm_ds.tasks.shared.text_task import ClassesTask
 
 _SEPARATORS = (",", ";", "|")
@@ -197,7 +198,7 @@ class MultiLabel(WholeTextTask, ClassesTask):
     def _soft_metrics(
         self, predictions: Mapping[int, dict[str, Any]], targets: np.ndarray
     ) -> dict[str, float]:
-        number = {name: i for i, name in enumerate(self.labels)}
+        number = class_numbers(self.labels)
         best = np.array([number.get(str(x.get("best")), -1) for x in predictions.values()], int)
         known = ~np.isnan(targets).any(1)
         if not known.any():
@@ -230,7 +231,7 @@ class MultiLabel(WholeTextTask, ClassesTask):
         and the true classes, both (known, classes) of 0 and 1."""
         targets = self.targets(source)[list(predictions)]
         predicted = np.zeros(targets.shape, bool)
-        number = {name: i for i, name in enumerate(self.labels)}
+        number = class_numbers(self.labels)
         for row, prediction in enumerate(predictions.values()):
             predicted[row, [number[x] for x in prediction["labels"] if x in number]] = True
         known = np.flatnonzero(~np.isnan(targets).any(1))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 
+from palm_ds.common.messages import counted
 from palm_ds.corpus.manifest import COUNTED_ANNOTATIONS
 from palm_ds.corpus.store import Corpus
+from palm_ds.data.reader.options import is_label
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.task import TableTask
@@ -18,6 +22,7 @@ from palm_ds.train.setup.run_folder import RunSpec
 from palm_ds.train.setup.sources import Data
 from palm_ds.train.teachers.distillation_plan import DistillationPlan
 
+_NO_INPUTS = ("id", "qid", "teacher_scores")
 _FEW_ROWS = 20  # with fewer, a single row changes a score by more than five points
 _PLURAL = {"word": "words", "phrase": "phrases", "entity": "entities"}
 
@@ -75,25 +80,37 @@ def small_held_out_warnings(recipe: Recipe, data: Data) -> list[str]:
 
 
 def trained_on_warnings(recipe: Recipe, data: Data) -> list[str]:
-    """One line per corpus or table to evaluate on whose texts are trained on as well."""
-    trained = [part for parts in data.train.values() for part in parts]
+    """One line per corpus or table to evaluate on whose texts, or some of them, are trained on."""
+    lines, nothing = [], "its scores say nothing about new texts"
+    for where, name, path, held in _evaluated(recipe, data):
+        if again := _trained_again(held, data):
+            lines.append(f"{where}: {path} is evaluated on and trained on ({again}): {nothing}")
+        elif isinstance(held, CorpusSource) and _only_copies(held):
+            lines.append(
+                f"{where}: every held-out document of {path} has a copy in the corpus, "
+                "which may be trained on; prepare it with --dedup, or give `validation`: "
+                f"{nothing}"
+            )
+        elif repeated := _repeated_rows(held, data.train[name]):
+            lines.append(f"{where}: {repeated}")
+    return lines
+
+
+def _evaluated(recipe: Recipe, data: Data) -> Iterator[tuple[str, str, str, object]]:
+    """Key in the recipe, name, path and source of all that is evaluated on."""
     given = [("validation", data.held_out)]
     given += [(f"evaluation_sets.{title}", side) for title, side in data.evaluation_sets.items()]
-    lines = []
     for key, side in given:
         for name, parts in side.items():
             separate = key != "validation" or recipe.sources[name].validation
             where = f"sources.{name}.{key}" if separate else f"sources.{name}"
-            for path, held, _ in parts:
-                again = [other for other, training, _ in trained if _overlap(held, training)]
-                if again:
-                    lines.append(f"{where}: {path} is evaluated on and trained on ({again[0]})")
-                elif isinstance(held, CorpusSource) and _only_copies(held):
-                    lines.append(
-                        f"{where}: every held-out document of {path} has a copy in the corpus, "
-                        "which may be trained on; prepare it with --dedup, or give `validation`"
-                    )
-    return [f"{line}: its scores say nothing about new texts" for line in lines]
+            yield from ((where, name, path, held) for path, held, _ in parts)
+
+
+def _trained_again(held: object, data: Data) -> str:
+    """The first source to train on some of whose texts are those of one to evaluate on."""
+    trained = (part for parts in data.train.values() for part in parts)
+    return next((path for path, training, _ in trained if _overlap(held, training)), "")
 
 
 def _overlap(held: object, training: object) -> bool:
@@ -108,6 +125,38 @@ def _overlap(held: object, training: object) -> bool:
     if held.split and training.split:  # of which each is a window
         return not held.split.is_held_out or held.split.held_out != training.split.held_out
     return bool(np.isin(held.documents, training.documents).any())
+
+
+def _repeated_rows(held: object, trained: Sequence[tuple[str, object, float]]) -> str:
+    """How many rows to evaluate on have the texts of other rows that are trained on."""
+    if not isinstance(held, TableSource):
+        return ""
+    wanted = list(_texts_of_rows(held))
+    known, found = set(wanted), set[object]()
+    for _, training, _ in trained:
+        if isinstance(training, TableSource) and _inputs(training) == _inputs(held):
+            found |= known.intersection(_texts_of_rows(training))
+    rows = [row for row, texts in enumerate(wanted) if texts in found and any(texts)]
+    if not rows:
+        return ""
+    of = f"{len(rows):,} of {counted(len(held), 'row')}"
+    first = held.where(rows[0])
+    return f"{of} to evaluate on have the same texts as rows to train on; the first: {first}"
+
+
+def _inputs(source: TableSource) -> list[str]:
+    """The roles of columns that a model may read."""
+    return [role for role in source.columns if role not in _NO_INPUTS and not is_label(role)]
+
+
+def _texts_of_rows(source: TableSource) -> Iterator[tuple[object, ...]]:
+    columns = [map(_comparable, source.column(role)) for role in _inputs(source)]
+    return zip(*columns, strict=True)
+
+
+def _comparable(value: object) -> object:
+    """A text as it is; of what has no hash one that equal values share, of an image its own."""
+    return repr(value) if isinstance(value, list | dict) else value
 
 
 def _only_copies(held: CorpusSource) -> bool:

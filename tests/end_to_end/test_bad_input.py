@@ -171,6 +171,11 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
         file("a.txt", "text\n".encode("utf-16")),
         "line 1: invalid UTF-8 at byte 1 (maybe UTF-16: iconv -f UTF-16 -t UTF-8 converts it)",
     ),
+    "a spreadsheet": (file("a.xlsx", b"PK"), "a.xlsx: is a spreadsheet, which is not read; export"),
+    "gzip without its suffix": (
+        file("a.jsonl", gzip.compress(GOOD)),
+        "line 1: invalid UTF-8 at byte 2 of the line (compressed by gzip: the name of the file",
+    ),
     "no title": (words(*OUT, *TRAIN, "--title_field", "title"), "no field `title`; it has `text`"),
     "titles of pairs": (words(*OUT, *TRAIN, *PAIRS, "--title_field", "t"), "pairs has no titles"),
     "unknown format": (words(*OUT, *TRAIN, "--format", "pair"), "invalid choice: 'pair'"),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -63,6 +66,86 @@ CASES: list[Case] = [
         b"label\tlabel\n1\t2\n",
         {},
         ":1: two columns have the name",
+    ),
+    (
+        "columns without names",
+        "t.csv",
+        b"label,text_a,,\n1,a,,\n",
+        {},
+        ":1: 2 of 4 columns have no name in the header; name or remove them",
+    ),
+    (
+        "a spreadsheet",
+        "t.xlsx",
+        b"PK\x03\x04\xff",
+        {},
+        ": is a spreadsheet, which is not read; expo",
+    ),
+    (
+        "a spreadsheet called otherwise",
+        "t.csv",
+        b"PK\x03\x04\xff",
+        {},
+        ":1: the names of the columns: invalid UTF-8 at byte 5 .a zip file, as spreadsheets are: ",
+    ),
+    ("an archive", "t.tar.gz", b"", {"format": "tsv"}, ": .tar files are not read; unpack it, or"),
+    ("gzip", "t.jsonl", gzip.compress(GOOD), {}, ":1: .* at byte 2 of the line .compressed by"),
+    (
+        "gzip, JSON",
+        "t.json",
+        gzip.compress(b"[]"),
+        {},
+        ":1: invalid UTF-8 at byte 2 .compressed by gzip: the name of the file must end in .gz",
+    ),
+    (
+        "zstd",
+        "t.tsv",
+        zstandard.compress(HEAD),
+        {},
+        ":1: the names of the columns: invalid UTF-8 at byte 2 .compressed by zstd: the name of ",
+    ),
+    (
+        "bzip2",
+        "t.txt",
+        bz2.compress(GOOD),
+        {},
+        ":1: .*compressed by bzip2: unpack the file, or compr",
+    ),
+    ("xz", "t.csv", lzma.compress(GOOD), {}, ":1: .* invalid UTF-8 at byte 1 .compressed by xz: "),
+    (
+        "other capitals",
+        "t.csv",
+        b"Text,Label,Id\na,1,2\n",
+        {},
+        ": no known column among `Text`, `Label`, `Id`; columns: {text_a: Text, label: Label} assi",
+    ),
+    (
+        "quoted cells, semicolons",
+        "t.csv",
+        b'text;n\n"a";1\n',
+        {},
+        ':2: not CSV: .*; if ";" separates ',
+    ),
+    (
+        "columns of a DataFrame",
+        "t.json",
+        b'{"text": {"0": "a", "1": "b"}, "label": {"0": 1, "1": 0}}',
+        {},
+        ": has columns by name, as pandas' to_json writes them; expected rows: to_json.orient=",
+    ),
+    (
+        "Windows-1252",
+        "t.csv",
+        b"text\ncaf\xe9\n",
+        {},
+        ":2: invalid UTF-8 at byte 4 .maybe WINDOWS-1",
+    ),
+    (
+        "GBK",
+        "t.csv",
+        b"text,label\n\xba\xdc\xba\xc3,1\n",
+        {},
+        ":2: invalid UTF-8 at byte 1 .maybe GB18030: iconv -f GB18030 -t UTF-8 converts it",
     ),
     ("text is no UTF-8", "t.tsv", HEAD + b"1\t\xff\n", {}, ":2: invalid UTF-8 at byte 3"),
     ("header is no UTF-8", "t.tsv", b"label\t\xff\n", {}, ":1: the names of the columns: invalid"),

@@ -89,6 +89,37 @@ def test_classes_may_be_numbers(tmp_path: Path, kind: str) -> None:
     assert (found["accuracy"], found["f1"]) == (0.75, pytest.approx(2 / 3))
 
 
+@pytest.mark.parametrize(
+    ("kind", "labels", "found"),
+    [
+        ("classification", ["a", "", "b", None, "a"], ["a", "b", "b", "a", "b"]),
+        ("regression", [1, "", 2, None, 3], [1, 9, 2, 9, 4]),
+        ("multi_label", ["a", "", ["b"], None, []], ["a", "b", "b", "a", "none"]),
+    ],
+)
+def test_rows_without_a_label_are_not_scored(tmp_path, kind, labels, found) -> None:
+    name = {"regression": "value", "multi_label": "labels"}.get(kind, "label")
+    given = write(tmp_path / "found", lines(name, found))
+    options = ScoringOptions(kind=kind)
+    scores = score_files([gold(tmp_path, labels)], given, options, TableSettings())
+    assert scores.notes == ("not scored: 2 rows without a label",)
+    kept = [row for row in range(5) if labels[row] not in ("", None)]
+    written = lines(name, [found[row] for row in kept])
+    again = score(tmp_path, gold(tmp_path, [labels[row] for row in kept]), written, kind=kind)
+    assert scores.metrics == again
+    with pytest.raises(UserError, match=r"gold\.jsonl: no row has a label"):
+        score_files([gold(tmp_path, [""] * 5)], given, options, TableSettings())
+
+
+def test_truths_are_compared_whatever_format_they_come_from(tmp_path) -> None:
+    labels = [True, False, True]
+    assert score(tmp_path, gold(tmp_path, labels), "True\nFalse\nFalse\n", kind="classification")[
+        "accuracy"
+    ] == pytest.approx(2 / 3)
+    found = score(tmp_path, gold(tmp_path, labels), "True\nFalse\nTrue\n", kind="multi_label")
+    assert found["exact_match"] == 1
+
+
 def test_several_classes(tmp_path) -> None:
     from sklearn.metrics import accuracy_score, f1_score
 

@@ -382,8 +382,14 @@ def test_mistakes_are_one_line(source: CorpusSource, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="rows of 6 tokens have no room for a passage of 4"):
         task.check(source, 6)
     backbone = model_of(dataset_of(source)).backbone
-    with pytest.raises(UserError, match="another task has changed the token embeddings already"):
+    changed = f"^tasks.{NAME}: another task has changed the token embeddings already"
+    with pytest.raises(UserError, match=changed):
         task.head(backbone)
+    values = {"source": "text", "embedding_sharing": "gradient_disentangled"}
+    detection = build("replaced_token_detection", values)
+    refused = "^tasks.replaced_token_detection.embedding_sharing: gradient_disentangled does not go"
+    with pytest.raises(UserError, match=refused):
+        detection.head(backbone)
 
 
 def test_windows_without_queries(source: CorpusSource) -> None:

@@ -36,7 +36,7 @@ class CellRow(NamedTuple):
         """The cells by column. Raises BadRecordError, also for too many or too few."""
         cells = self.cells
         if self.bad:
-            raise BadRecordError(self.bad)
+            raise BadRecordError(f"{self.bad}{other_separator(names)}")
         if len(cells) == len(names):
             return dict(zip(names, cells, strict=False))
         many = f"{len(cells)} cell{'s' * (len(cells) != 1)}"
@@ -103,6 +103,10 @@ def column_names(row: CellRow) -> list[str]:
     if any("\r" in name.strip() for name in row.cells):
         raise BadRecordError("its lines end with CR alone; only a line feed ends a line")
     names = [name.strip() for name in row.cells]
+    if (unnamed := names.count("")) > 1:
+        raise BadRecordError(
+            f"{unnamed} of {len(names)} columns have no name in the header; name or remove them"
+        )
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise BadRecordError(f"two columns have the name `{' '.join(twice[0].split())}`")
     return names

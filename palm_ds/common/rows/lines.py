@@ -7,9 +7,25 @@ for number, offset, line, size in Lines(handle, 0, -1):
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO, TypeAlias
 
+_UTF16 = "maybe UTF-16: iconv -f UTF-16 -t UTF-8 converts it"
+_EXPORT = "export the sheet as CSV in UTF-8"
+_UNPACK = "unpack the file, or compress it with gzip or zstd"
+_NOT_TEXT = {
+    b"\xff\xfe": _UTF16,
+    b"\xfe\xff": _UTF16,
+    b"\x1f\x8b": "compressed by gzip: the name of the file must end in .gz",
+    b"\x28\xb5\x2f\xfd": "compressed by zstd: the name of the file must end in .zst",
+    b"BZh": f"compressed by bzip2: {_UNPACK}",
+    b"\xfd7zXZ\0": f"compressed by xz: {_UNPACK}",
+    b"PK\x03\x04": f"a zip file, as spreadsheets are: unpack it, or {_EXPORT}",
+    b"\xd0\xcf\x11\xe0": f"maybe an Excel file: {_EXPORT}",
+    b"PAR1": "a parquet file",
+}
+"""What a file is, by its first bytes."""
 LONGEST = 64 << 20  # bytes of one document; bounds memory
 NumberedLines: TypeAlias = Iterable[tuple[int, int, bytes, int]]
 """(number, offset, line without line end, bytes with line end)"""
@@ -57,11 +73,26 @@ def decoded(data: bytes) -> str:
         raise BadRecordError(f"{not_utf8(error)}{where}") from None
 
 
-def not_utf8(error: UnicodeDecodeError) -> str:
-    """The place where something is not UTF-8; UTF-16, as some programs export it, by its name."""
-    utf16 = error.object.startswith((b"\xff\xfe", b"\xfe\xff"))
-    hint = " (maybe UTF-16: iconv -f UTF-16 -t UTF-8 converts it)" if utf16 else ""
-    return f"invalid UTF-8 at byte {error.start + 1}{hint}"
+def not_utf8(error: UnicodeDecodeError, of: str = "") -> str:
+    """The place where something is not UTF-8, and what it is if its first bytes say so."""
+    data = error.object
+    hint = next((hint for start, hint in _NOT_TEXT.items() if data.startswith(start)), "")
+    hint = hint or _other_encoding(data)
+    return f"invalid UTF-8 at byte {error.start + 1}{of}{hint and f' ({hint})'}"
+
+
+def _other_encoding(data: bytes) -> str:
+    """What spreadsheets write where they do not write UTF-8; empty if most of it is UTF-8."""
+    above, right = (_above_ascii(x) for x in (data, data.decode("utf-8", "ignore").encode()))
+    if 2 * right > above:
+        return ""
+    chinese = sum(map(len, re.findall(rb"(?:[\xa1-\xfe]{2}){2,}", data)))  # in words of two or more
+    name = "GB18030" if 2 * chinese > above else "WINDOWS-1252"
+    return f"maybe {name}: iconv -f {name} -t UTF-8 converts it"
+
+
+def _above_ascii(data: bytes) -> int:
+    return sum(byte > 127 for byte in data)
 
 
 def json_row(line: bytes, *, unique: bool = False) -> dict:
@@ -73,7 +104,7 @@ def json_row(line: bytes, *, unique: bool = False) -> dict:
     try:
         row = json.loads(line.decode("utf-8"), object_pairs_hook=_unique if unique else None)
     except UnicodeDecodeError as error:
-        raise BadRecordError(f"{not_utf8(error)} of the line") from None
+        raise BadRecordError(not_utf8(error, " of the line")) from None
     except json.JSONDecodeError as error:
         raise BadRecordError(f"not JSON: {error.msg} at character {error.colno}") from None
     except ValueError as error:  # a number of thousands of digits

@@ -14,6 +14,8 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.remote_files import is_url, open_remote
 
 COMPRESSED = (".gz", ".zst")
+_SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".ods")
+_ARCHIVES = (".bz2", ".xz", ".zip", ".7z", ".rar", ".tar", ".tgz")
 
 
 def suffixes_of(path: str | Path) -> tuple[str, str]:
@@ -21,6 +23,16 @@ def suffixes_of(path: str | Path) -> tuple[str, str]:
     file = PurePosixPath(path)
     compression = file.suffix if file.suffix in COMPRESSED else ""
     return PurePosixPath(file.name.removesuffix(compression)).suffix.lower(), compression
+
+
+def how_to_convert(path: str | Path) -> str:
+    """What to do about a spreadsheet or an archive, by its name; empty for any other file."""
+    suffix = suffixes_of(path)[0]
+    if suffix in _SPREADSHEETS:
+        return "is a spreadsheet, which is not read; export the sheet as CSV in UTF-8"
+    if suffix in _ARCHIVES:
+        return f"{suffix} files are not read; unpack it, or compress its files with gzip or zstd"
+    return ""
 
 
 def open_bytes(path: str | Path) -> BinaryIO:

@@ -21,7 +21,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.files import check_is_no_pipe
 from palm_ds.common.remote_files import RemoteFolder, is_url
 from palm_ds.common.rows.columnar import open_dataset
-from palm_ds.common.rows.stored import first_bytes, open_stored, suffixes_of
+from palm_ds.common.rows.stored import first_bytes, how_to_convert, open_stored, suffixes_of
 from palm_ds.corpus.input import ernie_lines, python_docs
 from palm_ds.corpus.options import InputOptions
 
@@ -225,6 +225,8 @@ def _known(options: InputOptions) -> str:
 def _describe(path: Path | str, shown: str, options: InputOptions) -> Input:
     is_folder = isinstance(path, Path) and path.is_dir()
     kind, compression = ("arrow", "") if is_folder else _kind(path, options)
+    if advice := how_to_convert(path):
+        raise UserError(f"input {path}: {advice}")
     if not kind:
         of = "" if options.structure == "documents" else f" of {options.structure}"
         hint = "; name it with --format" if options.structure == "documents" else ""

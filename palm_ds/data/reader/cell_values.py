@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sized
 from typing import Any
 
@@ -110,6 +111,18 @@ def label_text(value: object, role: str = "label") -> str:
             raise BadRecordError(f"{role} is {value}, not a number")
         return repr(value)
     return _without_nul(check_text(value, role, f"{role} is empty"), role).strip()
+
+
+_BOOLEANS = (("true", "True", "TRUE"), ("false", "False", "FALSE"))
+_WHOLE = re.compile(r"(-?\d+)(?:\.0)?")
+
+
+def spellings(name: str) -> tuple[str, ...]:
+    """How formats write a class: JSON `true`, pandas' CSV `True`, that of spreadsheets `TRUE`; `1`,
+    and `1.0` where pandas reads a column with empty cells."""
+    if number := _WHOLE.fullmatch(name):
+        return number[1], f"{number[1]}.0"
+    return next((each for each in _BOOLEANS if name in each), (name,))
 
 
 def _without_nul(text: str, role: str) -> str:

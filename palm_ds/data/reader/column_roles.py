@@ -166,10 +166,27 @@ def _nothing(names: Sequence[str | int], file: File, settings: TableSettings) ->
     hint = "; header: false if it has no header line" if file.format in ("tsv", "csv") else ""
     role, more = ("source", "") if {"target", "tgt"} & set(names) else ("text_a", ", label: NAME")
     option = "" if file.format == "memory" else _as_option(role)
+    if alike := _alike(names):
+        given = ", ".join(f"{role}: {name}" for role, name in alike.items())
+        return (
+            f"{file.path}: no known column among {_shown(names)}; columns: {{{given}}} assigns them"
+        )
     return (
         f"{file.path}: no known column among {_shown(names)}; assign them, as in "
         f"columns: {{{role}: NAME{more}}}{option}{hint}"
     )
+
+
+def _alike(names: Sequence[str | int]) -> dict[str, str]:
+    """{role: column} of columns that differ from known ones in their capitals alone, with a text
+    among them."""
+    small = {str(name).strip().lower(): str(name) for name in names}
+    texts = next((some for some in (("text_a",), *TEXTS) if all(x in small for x in some)), ())
+    if not texts:
+        return {}
+    found = dict(zip(("text_a", "text_b"), (small[name] for name in texts), strict=False))
+    label = next((small[x] for x in ("label", *ALIASES["label"]) if x in small), "")
+    return {**found, **({"label": label} if label else {})}
 
 
 def _as_option(role: str) -> str:

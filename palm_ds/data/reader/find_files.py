@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import UserError, suggest_path
 from palm_ds.common.files import check_is_no_pipe
-from palm_ds.common.rows.stored import open_bytes, reading, suffixes_of
+from palm_ds.common.rows.stored import how_to_convert, open_bytes, reading, suffixes_of
 from palm_ds.data.reader.options import TableSettings
 
 _KINDS = {
@@ -64,7 +64,7 @@ def _expand(name: str, settings: TableSettings) -> list[File]:
         check_is_no_pipe(path, name, ", or give predict and embed `--input -`")
         return [File(name, _format(path, settings.format))]
     if not glob.has_magic(name):
-        raise UserError(f"{name}: no such file")
+        raise UserError(f"{name}: no such file{suggest_path(name)}")
     files = [x for x in sorted(glob.glob(name, recursive=True)) if Path(x).is_file()]
     if not files:
         raise UserError(f"{name}: no file matches this pattern")
@@ -106,6 +106,8 @@ def has_known_suffix(name: str) -> bool:
 def _format(path: Path, wanted: str) -> str:
     suffix, compression = suffixes_of(path)
     kind = wanted
+    if advice := how_to_convert(path):
+        raise UserError(f"{path}: {advice}")
     if wanted == "auto":
         kind = _KINDS.get(suffix, "")
         if not kind:
@@ -128,7 +130,23 @@ def _is_lines(path: Path) -> bool:
         value = json.loads(line)
     except (ValueError, RecursionError):
         return False
+    if _are_columns(value):
+        raise UserError(
+            f"{path}: has columns by name, as pandas' to_json writes them; expected rows: "
+            'to_json(orient="records")'
+        )
     return isinstance(value, dict) and not isinstance(value.get("data"), list)
+
+
+def _are_columns(value: object) -> bool:
+    """Whether a JSON value is {column: {number of a row: cell}}."""
+    columns = list(value.values()) if isinstance(value, dict) else []
+    return len(columns) > 1 and all(
+        isinstance(cells, dict)
+        and cells.keys() == columns[0].keys()
+        and all(key.isdecimal() for key in cells)
+        for cells in columns
+    )
 
 
 def contents_hash(files: Sequence[File], settings: TableSettings) -> str:

@@ -45,6 +45,8 @@ ONLY_NAMED = ("image", "object_tags", "box", "scene_graph", "positives")
 FORMATS = ("auto", "tsv", "csv", "jsonl", "json", "text", "conll", "smart", "parquet", "arrow")
 FURTHER_LABEL = "label_"
 """Prefix of roles for further labels, of other tasks on the same texts."""
+LABELS = ("label", "tags", "spans", "answers", "impossible", "target")
+"""Column roles that hold labels, besides those that begin with `label_`."""
 TAG_DELIMITER = "\x02"
 _JOINED = (
     *("choices", "text_a", "text_b", "text_b_neg", "negatives", "teacher_scores"),
@@ -108,6 +110,11 @@ class TableSettings(Settings):
                 )
         if not self.tag_delimiter:
             raise UserError("tag_delimiter: empty; give the separator of tokens within a cell")
+
+
+def is_label(role: str) -> bool:
+    """Whether columns of this role hold labels."""
+    return role in LABELS or role.startswith(FURTHER_LABEL)
 
 
 def columns_of(texts: Sequence[str]) -> dict[str, str | int]:

@@ -18,7 +18,7 @@ import numpy as np
 from palm_ds.common.errors import UserError
 from palm_ds.common.rows.lines import BadRecordError
 from palm_ds.data.reader.block_formats import read_conll, read_smart
-from palm_ds.data.reader.cell_values import parse
+from palm_ds.data.reader.cell_values import parse, spellings
 from palm_ds.data.reader.column_roles import OPEN, Key, pick, value_of, without_role
 from palm_ds.data.reader.find_files import File, contents_hash, find_files
 from palm_ds.data.reader.formats import (
@@ -435,4 +435,4 @@ def _plain(value: object) -> str:
     """A value as written in the settings."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
-    return value.strip() if isinstance(value, str) else repr(value)
+    return spellings(value.strip() if isinstance(value, str) else repr(value))[0]

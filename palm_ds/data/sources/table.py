@@ -148,10 +148,17 @@ class TableSource(CachesResults):
         unused = self.table.unused
         also = f", and without a role {', '.join(unused[:12])}" if unused else ""
         option = "" if memory else f", or --columns {column}=NAME"
+        first = "; header: false if its first line is a row" if self._may_lack_header else ""
         raise UserError(
             f"{missing}; it has {', '.join(self.columns)}{also}; "
-            f"map one with `columns: {{{column}: NAME}}`{option}"
+            f"map one with `columns: {{{column}: NAME}}`{option}{first}"
         )
+
+    @property
+    def _may_lack_header(self) -> bool:
+        """Whether names of columns are rather texts."""
+        long = any(len(name.split()) > 3 or len(name) > 20 for name in self.table.unused)
+        return long and self.table.files[0].format in ("tsv", "csv")
 
     def column(self, name: str) -> list[Any]:
         """The values of a column; None for rows without one."""

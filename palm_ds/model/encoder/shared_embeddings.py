@@ -55,6 +55,15 @@ class DisentangledEmbedding(nn.Module):
         return known + F.embedding(ids, self.delta)
 
 
+def check_sharing(discriminator: Encoder, how: EmbeddingSharing, where: str) -> None:
+    """Raises UserError, with `where`, if the embeddings of an encoder cannot be shared so."""
+    if how == "gradient_disentangled" and type(discriminator.word) is not nn.Embedding:
+        raise UserError(
+            f"{where}: {how} does not go with explicit_ngram_masking, which changes the token "
+            "embeddings too; use shared or none"
+        )
+
+
 def share_embeddings(generator: Encoder, discriminator: Encoder, how: EmbeddingSharing) -> None:
     """Connect the embeddings of two encoders, in place; the tables have the same shapes. What the
     generator shares stays out of its own parameters."""
@@ -65,11 +74,6 @@ def share_embeddings(generator: Encoder, discriminator: Encoder, how: EmbeddingS
                 # Past nn.Module, which would register it here too: it would have two names.
                 object.__setattr__(generator, name, getattr(discriminator, name))
     elif how == "gradient_disentangled":
-        if type(discriminator.word) is not nn.Embedding:
-            raise UserError(
-                "embedding_sharing: gradient_disentangled does not go with "
-                "explicit_ngram_masking, which changes the token embeddings too; use shared or none"
-            )
         for name in TABLES:
             if name in discriminator._modules:
                 setattr(discriminator, name, DisentangledEmbedding(getattr(generator, name)))

@@ -158,13 +158,13 @@ class NgramGenerator(Generator):
         return NgramSamplingHead(self.encoder, temperature, self.ngrams)
 
 
-def extend_embeddings(backbone: Encoder, rows: int) -> None:
-    """Give an encoder embeddings of `rows` n-grams and mask symbols, in place. Raises UserError if
-    its token embeddings are not its own."""
+def extend_embeddings(backbone: Encoder, rows: int, where: str) -> None:
+    """Give an encoder embeddings of `rows` n-grams and mask symbols, in place. Raises UserError,
+    with `where`, if its token embeddings are not its own."""
     if type(backbone.word) is not nn.Embedding:
         raise UserError(
-            "explicit_ngram_masking: another task has changed the token embeddings already, by "
-            "n-grams of its own or embedding_sharing: gradient_disentangled; leave one of them out"
+            f"{where}: another task has changed the token embeddings already, by n-grams of its "
+            "own or embedding_sharing: gradient_disentangled; leave one of them out"
         )
     backbone.word = NgramEmbedding(backbone.word, rows)
     deviation = backbone.config.init_range

@@ -1,5 +1,9 @@
-"""Notes on class names that are valid but rarely intended.
+"""Class names: those that are one class, and notes on names that are valid but rarely intended.
 
+>>> class_numbers(["False", "True"])["true"]
+1
+>>> distinct({"true", "True", "10", "9", "9.0"})
+['9', '10', 'True']
 >>> label_notes(["Yes", "no", "yes"], rows=9)
 ["'Yes' and 'yes' look alike, but are different classes"]
 """
@@ -8,13 +12,38 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+
+from palm_ds.data.reader.cell_values import spellings
 
 _MISSING = {"nan", "none", "null", "n/a", "na", "<na>"}
 _MANY_NUMBERS = 5
 """With this many different fractional numbers, the task is probably regression."""
 _MANY_CLASSES = 10
 _MAX_NAMED = 3
+
+
+def class_numbers(labels: Sequence[str]) -> dict[str, int]:
+    """The number of each class, in every spelling."""
+    numbers = {each: i for i, name in enumerate(labels) for each in spellings(name)}
+    return numbers | {name: i for i, name in enumerate(labels)}
+
+
+def distinct(names: Iterable[str], known: Iterable[str] = ()) -> list[str]:
+    """The known names in their order, then the others: numbers in numerical order, then names
+    alphabetically."""
+    found = list(known)
+    taken = {each for name in found for each in spellings(name)}
+    for name in sorted(names, key=_order):
+        if name not in taken:
+            found.append(name)
+            taken.update(spellings(name))
+    return found
+
+
+def _order(name: str) -> tuple[int, float, str]:
+    number = finite_number(name)  # "nan" is a name: as a number it has no place in an order
+    return (1, 0.0, name) if number is None else (0, number, name)
 
 
 def label_notes(names: Collection[str], *, rows: int) -> list[str]:

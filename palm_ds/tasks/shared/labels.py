@@ -7,17 +7,19 @@ predict on may contain anything; with `strict` it raises a UserError that names 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from typing import Any, SupportsFloat
 
 import numpy as np
 
 from palm_ds.common.errors import UserError
+from palm_ds.data.reader.cell_values import spellings
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.interfaces import StoredPrediction
 from palm_ds.tasks.metrics.class_report import ClassReport, calibration_bins, class_report
 from palm_ds.tasks.metrics.classes import auc, precision_at_threshold, recall_at_precision
 from palm_ds.tasks.metrics.probabilities import whole_share
+from palm_ds.tasks.shared.label_notes import class_numbers
 from palm_ds.tasks.shared.text_task import ClassesTask, PositiveClassTask, TextTask
 
 _LARGEST = 1e18
@@ -27,12 +29,13 @@ _YES_OR_NO = {"0", "1", "0.0", "1.0", "false", "true"}
 
 def classes(task: ClassesTask, source: TableSource, *, strict: bool = False) -> np.ndarray:
     """(rows,) int64: index of the class of each row in `task.labels`."""
-    number = {name: i for i, name in enumerate(task.labels)}
+    number = class_numbers(task.labels)
     numbers = np.full(len(source), -1, np.int64)
     for item, value in enumerate(_column(task, source, strict)):
         if strict:
             one_value(value, task, source, item)
-            task.number(value, source, item)
+            if str(value) not in number:
+                raise task.unknown_label(str(value), source, item)
         numbers[item] = number.get(str(value), -1)
     return numbers
 
@@ -42,14 +45,14 @@ def class_sets(
 ) -> np.ndarray:
     """(rows, classes) float32: 1 for the classes of a row, or what they are worth, else 0; all NaN
     if its label is missing or unknown."""
-    number = {name: i for i, name in enumerate(task.labels)}
-    sets = np.full((len(source), len(number)), np.nan, np.float32)
+    number = class_numbers(task.labels)
+    sets = np.full((len(source), len(task.labels)), np.nan, np.float32)
     for item, value in enumerate(_column(task, source, strict)):
         if strict and value is None:
             one_value(value, task, source, item)
         names = split_names(value, separator, nothing)
         if strict:
-            _check_names(names, task, source, item)
+            _check_names(names, number, task, source, item)
         if value is not None and all(name in number for name in names):
             sets[item] = 0
             worth = list(value.values()) if isinstance(value, Mapping) else 1
@@ -57,7 +60,9 @@ def class_sets(
     return sets
 
 
-def _check_names(names: list[str], task: ClassesTask, source: TableSource, item: int) -> None:
+def _check_names(
+    names: list[str], known: Container[str], task: ClassesTask, source: TableSource, item: int
+) -> None:
     """Raises UserError for the classes of a row that are unknown, or a number for each class."""
     if {*names} <= _YES_OR_NO and len({*names}) < len(names):
         raise UserError(
@@ -65,7 +70,8 @@ def _check_names(names: list[str], task: ClassesTask, source: TableSource, item:
             f"class; {task.where} expects the names of those that apply"
         )
     for name in names:
-        task.number(name, source, item)
+        if name not in known:
+            raise task.unknown_label(name, source, item)
 
 
 def positive_scores(
@@ -111,7 +117,7 @@ def compared(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Predicted and true classes, both (n,), of the rows with a label. `targets`: (rows,) classes,
     -1 where there is none."""
-    number = {name: i for i, name in enumerate(task.labels)}
+    number = class_numbers(task.labels)
     predicted = np.array([number[found["label"]] for found in predictions.values()], np.int64)
     actual = targets[list(predictions)]
     return predicted[actual >= 0], actual[actual >= 0]
@@ -193,7 +199,8 @@ def check_overlap(
     predictions then belong to other data."""
     right = {str(value) for value in _column(task, source, strict=True)}
     predicted = {str(stored.value("label")) for stored in predictions}
-    if len(right) > 1 and not right & predicted:
+    spelled = {each for name in predicted for each in spellings(name)}
+    if len(right) > 1 and not right & spelled:
         raise UserError(
             f"{predictions[0].place}: no predicted class occurs among the labels: predicted are "
             f"{_some(predicted)}, the labels are {_some(right)}"
@@ -210,9 +217,10 @@ def one_value(value: object, task: TextTask, source: TableSource, item: int) -> 
     if value is None or value == "":
         raise UserError(f"{source.where(item)}: {task.label_column} is empty")
     if isinstance(value, list | Mapping):
+        what = "a list" if len(value) == 1 else f"{len(value)} labels"
         raise UserError(
-            f"{source.where(item)}: {task.label_column}: {len(value)} labels, but {task.where} "
-            "expects one; for several use `kind: multi_label`"
+            f"{source.where(item)}: {task.label_column}: {what}, but {task.where} expects one; for "
+            "several use `kind: multi_label`"
         )
 
 

@@ -20,7 +20,7 @@ from palm_ds.data.tasks.example import Example, build_input, layouts
 from palm_ds.data.tasks.interfaces import StoredPrediction
 from palm_ds.data.tasks.task import TableTask, Task
 from palm_ds.model.heads.outputs import ExportedHead
-from palm_ds.tasks.shared.label_notes import finite_number, label_notes
+from palm_ds.tasks.shared.label_notes import class_numbers, distinct, label_notes
 
 MOST_LABELS = 10_000
 """With more distinct labels than this, the label column is probably wrong."""
@@ -219,7 +219,7 @@ class ClassesTask(TextTask):
         if self.labels:
             return self
         source.need(self.label_column, self.where)
-        names = sorted(self.names_in(source), key=_order)
+        names = distinct(self.names_in(source))
         if not names:
             raise UserError(
                 f"{self.where}: {source.name} has no label in column {self.label_column!r}"
@@ -256,14 +256,14 @@ class ClassesTask(TextTask):
         """With all labels in the rows and predictions appended to its own."""
         source.need(self.label_column, self.where)
         names = set().union(*map(self.names_predicted, predictions.values()))
-        others = (self.names_in(source) | names) - set(self.labels)
-        return replace(self, labels=(*self.labels, *sorted(others, key=_order)))
+        return replace(self, labels=tuple(distinct(self.names_in(source) | names, self.labels)))
 
     def describe_labels(self, source: TableSource) -> str:
         if self.label_column not in source.columns:
             return ""
-        counts = Counter(map(str, source.column(self.label_column)))
-        known = [f"{label} {counts[label]:,}" for label in self.labels if label in counts]
+        numbers = class_numbers(self.labels)
+        counts = Counter(numbers.get(str(value)) for value in source.column(self.label_column))
+        known = [f"{name} {counts[i]:,}" for i, name in enumerate(self.labels) if i in counts]
         more = f", ... ({len(self.labels)} labels)" if len(self.labels) > _COUNTED else ""
         return ", ".join(known[:_COUNTED]) + more if known else ""
 
@@ -271,23 +271,16 @@ class ClassesTask(TextTask):
         """Notes on odd class names; may be empty."""
         if self.label_column not in source.columns:
             return ""
-        notes = label_notes(self.names_in(source), rows=len(source))
+        notes = label_notes(distinct(self.names_in(source)), rows=len(source))
         return "\n".join(f"{self.name}: labels: {note}" for note in notes)
 
-    def number(self, name: object, source: TableSource, item: int) -> int:
-        """The index of a label. Raises UserError if it is unknown."""
-        if str(name) not in self.labels:
-            known = ", ".join(self.labels[:8]) + (", ..." if len(self.labels) > 8 else "")
-            raise UserError(
-                f"{source.where(item)}: {self.label_column}: unknown label {str(name)!r}"
-                f"{did_you_mean(str(name), self.labels)}; {self.where} has {known}"
-            )
-        return self.labels.index(str(name))
-
-
-def _order(name: str) -> tuple[int, float, str]:
-    number = finite_number(name)  # "nan" is a name: as a number it has no place in an order
-    return (1, 0.0, name) if number is None else (0, number, name)
+    def unknown_label(self, name: str, source: TableSource, item: int) -> UserError:
+        """The error of a row whose label is none of the task's."""
+        known = ", ".join(self.labels[:8]) + (", ..." if len(self.labels) > 8 else "")
+        return UserError(
+            f"{source.where(item)}: {self.label_column}: unknown label {name!r}"
+            f"{did_you_mean(name, self.labels)}; {self.where} has {known}"
+        )
 
 
 def level(lengths: np.ndarray, most: int | np.ndarray) -> np.ndarray:

@@ -160,7 +160,7 @@ class Loop:
         self._save(done, stopping=True)
         if self.saver.saved != done:
             return errors.FAILED
-        text = f"stopped; step {done} is saved; run the same command again to continue"
+        text = f"stopped; step {done} is saved; {self.run.resumed_by} to continue"
         self._event("stopped", text)
         return errors.STOPPED
 

@@ -341,7 +341,19 @@ def assign_task_ids(tasks: Mapping[str, Task], slots: int) -> dict[str, int]:
         if task.share and task.share not in ids:
             raise UserError(f"tasks.{name}.share: {_owner_instead(name, tasks)}")
     shared = {name: ids[task.share] for name, task in tasks.items() if task.share}
+    for name, row in shared.items() if slots else ():
+        _check_shared_row(tasks[name], row)
     return ids | shared
+
+
+def _check_shared_row(task: Task, row: int) -> None:
+    """Raises UserError if a task that uses the row of another asks for one of its own. Of a table,
+    0 may be what a run of an earlier version stored for none."""
+    if task.task_id not in (-1, row) and (task.task_id or task.reads == "corpus"):
+        raise UserError(
+            f"tasks.{task.name}.task_id: {task.task_id}, but it uses the task embedding of "
+            f"tasks.{task.share}, row {row}; set it there, or remove `share`"
+        )
 
 
 def _move_from_chosen_rows(ids: dict[str, int], corpus_tasks: Sequence[Task]) -> None:

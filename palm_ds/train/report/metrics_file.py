@@ -24,7 +24,7 @@ broken line. A resumed run first removes the lines of the steps that it will rep
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -108,13 +108,44 @@ def read_metrics(path: str | Path) -> Metrics:
     return metrics
 
 
+_OF_EVENTS: Mapping[object, str] = {"unlabelled": "message", "chosen": "of_step"}
+"""What readers need of an event."""
+
+
 def _record(line: bytes) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    known = isinstance(record, dict) and record.get("kind") in ("step", "evaluation", "event")
-    return record if known and isinstance(record.get("step"), int) else None
+    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+        return None
+    return record if _is_of_kind(record) else None
+
+
+def _is_of_kind(record: Mapping[str, object]) -> bool:
+    """Whether a line has what its kind has, as a line that somebody edited may not."""
+    if record.get("kind") == "step":
+        return all(_are_numbers(record.get(key)) for key in ("loss", "accuracy"))
+    if record.get("kind") == "evaluation":
+        scores = record.get("scores") or {}
+        return isinstance(scores, dict) and all(map(_is_score, scores.values()))
+    needed = _OF_EVENTS.get(record.get("event"))
+    return record.get("kind") == "event" and (needed is None or needed in record)
+
+
+def _is_score(score: object) -> bool:
+    if not isinstance(score, dict) or not isinstance(score.get("tables") or {}, dict):
+        return False
+    rest = {key: value for key, value in score.items() if key not in ("metrics", "tables")}
+    return _are_numbers(rest) and _are_numbers(score.get("metrics"))
+
+
+def _are_numbers(values: object) -> bool:
+    """Whether these are numbers by name, or nothing."""
+    return values is None or (
+        isinstance(values, dict)
+        and all(isinstance(value, int | float | None) for value in values.values())
+    )
 
 
 def truncate_after(path: Path, step: int) -> float:

@@ -110,7 +110,8 @@ def _with_resolved_tasks(recipe: Recipe, data: Data) -> Recipe:
             task = task.resolved(source)
         task = _with_texts(task, [source for _, source, _ in data.train[task.source]])
         if task.task_id < 0:
-            task = replace(task, task_id=row)
+            own = resolved[task.share].task_id if task.share else row
+            task = replace(task, task_id=own)
         if isinstance(task, WholeTextTask) and task.pooling is None:
             task = replace(task, pooling=_head_pooling(task, recipe, data))
         resolved[name] = task

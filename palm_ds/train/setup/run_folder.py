@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -28,6 +29,7 @@ from palm_ds.common.json_files import write_json
 from palm_ds.common.remote_files import check_local
 from palm_ds.corpus.store import Corpus
 from palm_ds.data.sources.table import TableSource
+from palm_ds.data.stream.curriculum_spec import read_stages
 from palm_ds.data.stream.stages import StepSize
 from palm_ds.data.tasks.task import CorpusTask, TableTask
 from palm_ds.engine import Engine
@@ -55,6 +57,8 @@ class RunSpec:
     recipe: Recipe
     ds_config: DSConfig
     folder: Path
+    resumed_by: str = "run the same command again"
+    """What a user does to resume it, for messages."""
 
     @property
     def checkpoints(self) -> Path:
@@ -92,12 +96,12 @@ def check_folder(run: RunSpec, data: Data) -> list[str]:
     both = [name for name in prints[0] if name in prints[1]]  # others differ in the recipe itself
     changes = [f"the contents of {name}" for name in both if prints[0][name] != prints[1][name]]
     changes += differences(before, now)
-    unfinished = not saved or saved[0] < run.recipe.curriculum.steps
-    allowed = (*NOT_LEARNED, *CHANGEABLE) if unfinished else NOT_LEARNED
+    is_finished = bool(saved) and saved[0] >= _planned_steps(before)
+    allowed = NOT_LEARNED if is_finished else (*NOT_LEARNED, *CHANGEABLE)
     changed = [line for line in changes if not _concerns(line, allowed)]
     if changed:
         more = f" (and {len(changed) - 4} more)" if len(changed) > 4 else ""
-        finished = "" if unfinished else " finished"
+        finished = " finished" if is_finished else ""
         onward = f" (`init_from: {run.folder}` starts from its weights)" if finished else ""
         raise UserError(
             f"{run.folder}: holds a{finished} run of a different recipe: "
@@ -105,6 +109,13 @@ def check_folder(run: RunSpec, data: Data) -> list[str]:
             "and its data"
         )
     return changes
+
+
+def _planned_steps(stored: Mapping[str, Any]) -> float:
+    """The steps of a stored recipe's plan; infinity if this version cannot read it."""
+    with suppress(UserError):
+        return read_stages(stored["stages"], list(stored["tasks"])).steps
+    return math.inf
 
 
 def _concerns(difference: str, keys: Sequence[str]) -> bool:

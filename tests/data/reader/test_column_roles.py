@@ -163,7 +163,7 @@ def test_texts_are_unchanged(tmp_path: Path) -> None:
     [
         ({"label": ["-"]}, [1, 2.0, None, True], ["1 x row with label '-', dropped"]),
         ({"label": [1, None]}, ["-", 2.0, True], ["1 x row with label '1', dropped"]),
-        ({"label": [2.0, True]}, ["-", 1, None], ["1 x row with label '2.0', dropped"]),
+        ({"label": [2.0, True]}, ["-", 1, None], ["1 x row with label '2', dropped"]),
         ({"label": []}, ["-", 1, 2.0, None, True], []),
         ({"text_b": ["a"]}, ["-", 1, 2.0, None, True], []),
     ],
@@ -178,6 +178,12 @@ def test_rows_are_dropped_and_counted(
     assert [note.split(";")[0] for note in table.notes][: len(notes)] == notes
     skipped = [note for note in table.notes if "bad row" in note]
     assert len(skipped) == (None in left)
+
+
+def test_truths_are_dropped_in_every_spelling(tmp_path: Path) -> None:
+    rows = [{"text_a": "a", "label": value} for value in ("True", True, "TRUE", "false", "Truth")]
+    table = table_of(tmp_path, *rows, drop={"label": [True]})
+    assert table.column("label") == ["false", "Truth"]
 
 
 def test_empty_texts_are_kept_and_noted(tmp_path: Path) -> None:

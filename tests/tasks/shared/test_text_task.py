@@ -3,6 +3,7 @@ heads shared."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palm_ds.common.errors import UserError
+from palm_ds.data.reader import open_table
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.stream.task_group_dataset import make_datasets
 from palm_ds.data.tasks.task import build
@@ -25,7 +27,7 @@ from palm_ds.train.recipe.recipe import Recipe, make_recipe
 from palm_ds.train.setup.build import build_model
 from palm_ds.train.setup.resolve import resolve
 from palm_ds.train.setup.sources import check_tables, open_data
-from tests.helpers.text_tables import source_of
+from tests.helpers.text_tables import opened, source_of
 from tests.helpers.word_tables import open_source, write_table, write_texts, write_vocabulary
 
 
@@ -114,7 +116,43 @@ def test_numbers_and_truths_of_other_formats_are_labels_too(vocabulary, tmp_path
     source = open_source(path, vocabulary)
     made = task().resolved(source)
     assert made.labels == ("0", "1")
-    assert [made.number(source.row(i)["label"], source, i) for i in range(2)] == [1, 0]
+    assert made.targets(source).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("kind", [Classification, MultiLabel, Matching])
+def test_truths_are_the_same_classes_in_every_format(tmp_path, kind: type[ClassesTask]) -> None:
+    """pandas writes True in CSV, spreadsheets TRUE, JSON has true."""
+    written = {"t.csv": "True,False", "s.csv": "TRUE,FALSE", "t.jsonl": "true,false"}
+    tables = {}
+    for name, values in written.items():
+        file, (yes, no) = tmp_path / name, values.split(",")
+        if name.endswith("csv"):
+            file.write_text(f"text_a,text_b,label\ngood,x,{yes}\nbad,x,{no}\n")
+        else:
+            line = '{"text_a": "good", "text_b": "x", "label": %s}\n'
+            file.write_text(line % yes + line % no)
+        tables[name] = opened(file)
+    for name, source in tables.items():
+        made = replace(kind(source="s"), name="t").resolved(source)
+        yes, no = written[name].split(",")
+        assert made.labels == (no, yes)
+        expected = made.targets(source).tolist()
+        for other in tables.values():
+            made.check_labels(other)
+            assert made.targets(other).tolist() == expected
+            assert made.describe_labels(other) == f"{no} 1, {yes} 1"
+    both = TableSource.of_labels(open_table([str(tmp_path / name) for name in written]))
+    made = replace(kind(source="s"), name="t").resolved(both)
+    assert made.labels == ("FALSE", "TRUE")
+    assert made.targets(both).tolist() == 3 * made.targets(tables["t.csv"]).tolist()
+    numbers = tmp_path / "n.csv"
+    numbers.write_text("text_a,text_b,label\ngood,x,1.0\nbad,x,0.0\n")
+    of_numbers = replace(kind(source="s"), name="t").resolved(opened(numbers))
+    assert of_numbers.labels == ("0.0", "1.0")
+    numbers.write_text("text_a,text_b,label\ngood,x,1\nbad,x,0\n")
+    assert of_numbers.targets(opened(numbers)).tolist() == expected
+    old = replace(made, labels=("True", "true"))  # of a model from before they were one
+    assert old.targets(tables["t.jsonl"])[0].tolist() in (1, [0, 1])
 
 
 @pytest.mark.parametrize("names", [[0, 1], [False, True], np.array(["no", "yes"]), "no", None])

@@ -184,6 +184,25 @@ def test_tasks_that_share_a_head_share_its_id(tmp_path):
     assert recipe.task_ids["phrases"] == recipe.task_ids["knowledge_masking"] == 0
 
 
+def test_a_row_of_its_own_and_that_of_another_task_are_refused():
+    def task_ids(own: int, owner: int, task_types: int = 4) -> dict[str, int]:
+        phrases = {"kind": "knowledge_masking", "source": "text", "share": "knowledge_masking"}
+        values = changed("tasks", "phrases", to={**phrases, "task_id": own})
+        values["tasks"]["knowledge_masking"]["task_id"] = owner
+        values["backbone"]["task_types"] = task_types
+        return make_recipe(values).task_ids
+
+    assert task_ids(-1, 2)["phrases"] == task_ids(2, 2)["phrases"] == 2
+    assert task_ids(0, 0, task_types=0)["phrases"] == 0
+    for own in (0, 1):
+        message = (
+            rf"tasks.phrases.task_id: {own}, but it uses the task embedding of "
+            "tasks.knowledge_masking, row 2; set it there, or remove `share`$"
+        )
+        with pytest.raises(UserError, match=message):
+            task_ids(own, 2)
+
+
 @pytest.mark.parametrize(
     ("chosen", "rows"),
     [

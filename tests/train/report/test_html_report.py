@@ -198,6 +198,27 @@ def test_a_broken_last_line_is_reported_and_the_rest_is_shown(run_folder: Path) 
 
 
 @pytest.mark.usefixtures("empty_curves")
+@pytest.mark.parametrize(
+    "edited",
+    [
+        {"kind": "evaluation", "step": 601, "scores": {MASKING: None}},
+        {"kind": "evaluation", "step": 601, "scores": [1]},
+        {"kind": "evaluation", "step": 601, "scores": {MASKING: {"loss": "low"}}},
+        {"kind": "evaluation", "step": 601, "scores": {MASKING: {"metrics": {"f1": "?"}}}},
+        {"kind": "step", "step": 601, "loss": 3.2},
+        {"kind": "event", "step": 601, "event": "unlabelled"},
+    ],
+)
+def test_an_edited_line_that_says_nothing_is_reported(run_folder: Path, edited: dict) -> None:
+    nothing = {"kind": "evaluation", "step": 600, "scores": {MASKING: {"loss": None}}}
+    with (run_folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(nothing) + "\n" + json.dumps(edited) + "\n")
+    page = parsed(write_report(run_folder))
+    assert "line 64 of metrics.jsonl is broken" in page.text and "line 63" not in page.text
+    assert "step 600 of 600" in page.text
+
+
+@pytest.mark.usefixtures("empty_curves")
 def test_a_task_that_has_not_started_is_not_on_the_page(run_folder: Path) -> None:
     early = [step_record(step) for step in range(10, 301, 10)]
     scored = evaluation(300) | {"started": [MASKING]}

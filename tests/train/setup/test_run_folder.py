@@ -12,6 +12,7 @@ import pytest
 
 from palm_ds.common.errors import TemporaryError, UserError
 from palm_ds.corpus.mine_ngrams import mine_ngrams
+from palm_ds.runtime.checkpoint.checkpoint import steps_in
 from palm_ds.runtime.deepspeed.ds_config import DSConfig
 from palm_ds.train.recipe.recipe import make_recipe
 from palm_ds.train.setup.run_folder import (
@@ -68,6 +69,35 @@ def test_folders_of_somebody_else_are_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "weights/mine.bin").touch()
     with pytest.raises(UserError, match="weights: is of no run, as there is no .*recipe.yaml"):
         check_folder(run, cast(Any, None))
+
+
+@pytest.mark.parametrize(("steps", "said"), [(4, " finished"), (1, " finished"), (2, "")])
+def test_a_longer_plan_in_the_folder_of_a_finished_run_is_told_how_to_go_on(
+    tmp_path: Path, steps: int, said: str
+) -> None:
+    corpus = write_small_corpus(tmp_path / "corpus", documents=20)
+
+    def run(steps: int, seed: int) -> RunSpec:
+        values = {
+            "seed": seed,
+            "backbone": TINY,
+            "length": 32,
+            "batch": "4 rows",
+            "sources": {"text": {"corpus": str(corpus.path)}},
+            "tasks": {"knowledge_masking": {"source": "text"}},
+            "stages": [{"knowledge_masking": steps}],
+        }
+        how = DSConfig(path="", sections={}, stage=0, precision="fp32")
+        return RunSpec(recipe=make_recipe(values), ds_config=how, folder=tmp_path / "run")
+
+    data = open_data(run(2, seed=1).recipe)
+    write_folder(run(2, seed=1), {}, data)
+    (tmp_path / f"run/checkpoints/step_0000000{2 if said else 1}").mkdir(parents=True)
+    assert steps_in(tmp_path / "run/checkpoints")
+    with pytest.raises(UserError, match=f"run: holds a{said} run of a different recipe") as caught:
+        check_folder(run(steps, seed=2), data)
+    hint = f"Choose another folder (`init_from: {tmp_path / 'run'}` starts from its weights), or"
+    assert (hint in str(caught.value)) == bool(said)
 
 
 def test_a_run_is_not_continued_with_other_files_of_its_tasks(tmp_path: Path) -> None:

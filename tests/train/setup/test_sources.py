@@ -210,12 +210,44 @@ def test_a_corpus_of_copies_is_named(tmp_path: Path) -> None:
 
 def test_a_table_that_is_evaluated_on_and_trained_on_is_named(tmp_path: Path) -> None:
     run = spec(write_tables(tmp_path))
-    assert trained_on_warnings(run.recipe, open_data(run.recipe)) == []
+    of_all = "is evaluated on and trained on"
+    assert not any(
+        of_all in line for line in trained_on_warnings(run.recipe, open_data(run.recipe))
+    )
     values = run.recipe.resolved()
     values["sources"]["texts"]["validation"] = values["sources"]["texts"]["table"]
     recipe = make_recipe(values)
-    (line,) = trained_on_warnings(recipe, open_data(recipe))
-    assert line.startswith("sources.texts.validation: texts is evaluated on and trained on (texts)")
+    (line,) = (x for x in trained_on_warnings(recipe, open_data(recipe)) if of_all in x)
+    assert line.startswith(f"sources.texts.validation: texts {of_all} (texts)")
+
+
+def test_rows_that_are_evaluated_on_and_trained_on_are_counted(tmp_path: Path) -> None:
+    run = spec(write_tables(tmp_path))
+    values = run.recipe.resolved()
+    source = values["sources"]["texts"]
+    table, dev = tmp_path / "train.jsonl", tmp_path / "dev.jsonl"
+    rows = [{"id": i, "text_a": f"w{i}", "label": "yes"} for i in range(60)]
+    table.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {**rows[4], "id": 99}]))
+    again = [{**rows[n], "id": 200 + n, "label": label} for n, label in ((7, "yes"), (9, "no"))]
+    new = {"id": 300, "text_a": "w1 w2", "label": "yes"}
+    dev.write_text("".join(json.dumps(row) + "\n" for row in [new, *again]))
+
+    def notes() -> list[str]:
+        recipe = make_recipe(values)
+        return trained_on_warnings(recipe, open_data(recipe))
+
+    source |= {"table": str(table), "validation": str(dev), "evaluation_sets": {}}
+    assert notes() == [
+        "sources.texts.validation: 2 of 3 rows to evaluate on have the same texts as rows to train "
+        f"on; the first: {dev}:2"
+    ]
+    dev.write_text(json.dumps(new) + "\n")
+    assert notes() == []
+    table.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *rows]))
+    del source["validation"]
+    values["held_out"] = 0.5
+    (note,) = notes()
+    assert note.startswith("sources.texts: ") and f"the first: {table}:" in note
 
 
 # Folds ------------------------------------------------------------------------------------------

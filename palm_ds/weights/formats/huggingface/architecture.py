@@ -134,6 +134,8 @@ class Architecture(ABC):
     run_keys: ClassVar[Mapping[str, type | None]]
     """{key of config.json that is passed to transformers: the type it needs there, if Python's JSON
     may give another}."""
+    merged_dropouts: ClassVar[tuple[str, ...]] = ()
+    """Rates of config.json at places where our encoder drops with `dropout`."""
     published_ids: ClassVar[tuple[str, ...]] = ()
     """Keys of config.json that transformers sets to ids of the published tokenizer if a file lacks
     them; written are those of the encoder's own tokenizer, or null without one."""

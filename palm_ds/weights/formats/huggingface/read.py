@@ -25,6 +25,7 @@ from palm_ds.weights.formats.contents import (
     Extras,
     HeadInfo,
     TensorEntry,
+    TrainingNote,
     with_eps,
 )
 from palm_ds.weights.formats.expected_shapes import checked
@@ -141,7 +142,7 @@ def open_contents(
         skipped=skipped,
         tokenizer=path if any((path / name).is_file() for name in TOKENIZER_FILES) else None,
         extras=Extras(config=kept_entries(about), files={} if head else files),
-        notes=_notes(entries, about),
+        notes=_notes(entries, about, config),
     )
     names = architecture_of(about["model_type"]).names(about["model_type"], config)
     return checked(
@@ -301,8 +302,15 @@ def _labels(about: Mapping[str, Any], classes: int) -> tuple[str, ...]:
     return known if len(known) == classes else ()
 
 
-def _notes(entries: Mapping[str, TensorEntry], about: Mapping[str, Any]) -> tuple[str, ...]:
+def _notes(
+    entries: Mapping[str, TensorEntry], about: Mapping[str, Any], config: EncoderConfig
+) -> tuple[str, ...]:
     notes = []
+    for key in architecture_of(about["model_type"]).merged_dropouts:
+        if about.get(key, config.dropout) != config.dropout:
+            given = printable(shorten(about[key]))
+            what = f"{key} is {given}, but training drops {config.dropout} there"
+            notes.append(TrainingNote(f"config.json: {what}"))
     if "backbone.pooler.dense.weight" not in entries:
         notes.append(NO_POOLER)
     if f"heads.{CLASSIFIER}.out.weight" in entries and not about.get("architectures"):

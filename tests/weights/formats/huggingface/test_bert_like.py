@@ -115,6 +115,28 @@ def test_every_class_is_computed_and_written_as_it_was_read(
     assert not any(loading.values())
 
 
+def test_sizes_of_distilbert_may_have_the_names_of_bert(tmp_path: Path) -> None:
+    """transformers reads both, BERT's first (`attribute_map`)."""
+    family = HF_FAMILIES["DistilBert"]
+    folder = family.save(tmp_path / "in")
+    right = open_contents(folder).config
+    about = json.loads((folder / "config.json").read_text())
+    names = {
+        "dim": "hidden_size",
+        "n_layers": "num_hidden_layers",
+        "n_heads": "num_attention_heads",
+    }
+    theirs = {names.get(key, key): value for key, value in about.items()}
+    for values in (theirs, {**theirs, **dict.fromkeys(names, 2)}):
+        (folder / "config.json").write_text(json.dumps(values))
+        opened = transformers.AutoConfig.from_pretrained(folder)
+        assert (opened.dim, opened.n_layers) == (right.hidden_size, right.num_layers)
+        contents = open_contents(folder)
+        assert contents.config == right
+        inputs = inputs_for(contents, contents, None)
+        assert compare(in_transformers(contents), in_palm_ds(contents), inputs).passed
+
+
 @pytest.mark.parametrize(
     ("family", "shape"),
     [

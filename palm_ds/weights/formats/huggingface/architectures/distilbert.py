@@ -26,7 +26,13 @@ from palm_ds.weights.formats.huggingface.bert_like import (
     head_names,
     read_usual,
 )
-from palm_ds.weights.formats.huggingface.check_config import check_values, rate, text, whole
+from palm_ds.weights.formats.huggingface.check_config import (
+    USUAL_CHECKS,
+    check_values,
+    rate,
+    text,
+    whole,
+)
 
 _EPS = 1e-12
 """The eps of every norm, which config.json does not state."""
@@ -54,6 +60,8 @@ _KEYS = {
     "attention_dropout": "attention_probs_dropout_prob",
 }
 """{its key of config.json: BERT's}"""
+_ALIASES = {"hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads"}
+"""{BERT's key: its key}, where transformers takes either, BERT's first (`attribute_map`)."""
 _SAME = (
     "vocab_size",
     "max_position_embeddings",
@@ -65,6 +73,7 @@ _CHECKS = {
     **dict.fromkeys(("dim", "hidden_dim"), whole(1, 1_048_576)),
     **dict.fromkeys(("n_layers", "n_heads"), whole(1, 1_024)),
     **dict.fromkeys(("dropout", "attention_dropout"), rate),
+    **{alias: USUAL_CHECKS[alias] for alias in _ALIASES},
     "activation": text,
 }
 _CLASS_DEFAULTS = {"vocab_size": 30_522}
@@ -92,7 +101,7 @@ class DistilBertArchitecture(Architecture):
     classes = tuple(x for x in HEAD_CLASSES if x != "ForNextSentencePrediction")
     buffers = ("embeddings.position_ids",)
     run_keys: ClassVar[Mapping[str, type | None]] = {
-        **dict.fromkeys((*_KEYS, *_SAME)),
+        **dict.fromkeys((*_KEYS, *_ALIASES, *_SAME)),
         **dict.fromkeys(("dropout", "attention_dropout", "initializer_range"), float),
         "tie_word_embeddings": bool,
     }
@@ -122,6 +131,7 @@ class DistilBertArchitecture(Architecture):
     def read_config(self, about: Mapping[str, Any], where: str) -> EncoderConfig:
         check_values(about, _CHECKS, where)
         usual = {usual: about[its] for its, usual in _KEYS.items() if its in about}
+        usual |= {alias: about[alias] for alias in _ALIASES if alias in about}
         same = {key: about[key] for key in _SAME if key in about}
         values = {**_CLASS_DEFAULTS, **same, **usual}
         return read_usual(values, self.kind, where, layer_norm_eps=_EPS)

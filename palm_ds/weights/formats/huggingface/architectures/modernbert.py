@@ -126,6 +126,7 @@ class ModernBertArchitecture(Architecture):
     classes = tuple(x for x in HEAD_CLASSES if x != "ForNextSentencePrediction")
     heads = ("head", "decoder", "classifier")
     masked_lm = ("head.", "decoder.")
+    merged_dropouts = ("mlp_dropout",)
     published_ids = ("bos_token_id", "cls_token_id", "eos_token_id", "sep_token_id")
     run_keys: ClassVar[Mapping[str, type | None]] = {
         **dict.fromkeys(_CHECKS),

@@ -113,6 +113,7 @@ class NomicBertArchitecture(Architecture):
         )
     }
     words = "embeddings.word_embeddings.weight"
+    merged_dropouts = ("embd_pdrop",)
     layer = "encoder.layers"
     other_prefixes = ("bert.",)
     tied: ClassVar[Mapping[str, str]] = {

@@ -280,3 +280,13 @@ def test_presets_have_the_published_numbers_of_parameters(preset: str, millions:
         encoder = build_encoder(config)
     count = words + sum(x.numel() for x in encoder.parameters())
     assert count / 1e6 == pytest.approx(millions, rel=2e-3)
+
+
+def test_a_dropout_that_the_encoder_has_no_setting_for_is_said(tmp_path: Path) -> None:
+    modernbert("ForMaskedLM", embedding_dropout=0.1, mlp_dropout=0.2).save_pretrained(tmp_path)
+    contents = open_contents(tmp_path)
+    assert contents.config.dropout == 0.1
+    assert "config.json: mlp_dropout is 0.2, but training drops 0.1 there" in contents.notes
+    assert not any("mlp_dropout" in note for note in contents.notes_on_use)
+    modernbert("ForMaskedLM", embedding_dropout=0.1, mlp_dropout=0.1).save_pretrained(tmp_path)
+    assert not any("mlp_dropout" in note for note in open_contents(tmp_path).notes)
