@@ -67,7 +67,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
     errors = error.errors()
     places = [_place(each["loc"]) for each in errors]
     place, kind = places[0]
-    message = f"{place}: {errors[0]['msg']}"
+    message = f"{place}: {errors[0]['msg'].removeprefix('Value error, ')}"
     if kind:
         kinds = dict.fromkeys(kind for other, kind in places if other == place and kind)
         message = f"{place}: expected " + " or ".join(_KINDS[each] for each in kinds)

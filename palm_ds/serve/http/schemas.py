@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Strict, Tag, model_validator
 from pydantic.config import JsonDict
-from pydantic_core import PydanticCustomError
 
 from palm_ds.common.errors import suggest
 from palm_ds.common.messages import printable
@@ -46,8 +45,7 @@ class Body(BaseModel):
         """Names the right keys, which pydantic's own error does not."""
         keys = (str(key)[:40] for key in given) if isinstance(given, dict) else ()
         for key in (key for key in keys if key not in cls.model_fields):
-            context = {"key": printable(key), "hint": suggest(key, cls.model_fields)}
-            raise PydanticCustomError("unknown_key", "no key `{key}`{hint}", context)
+            raise ValueError(f"no key `{printable(key)}`{suggest(key, cls.model_fields)}")
         return given
 
 
