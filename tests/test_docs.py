@@ -21,6 +21,7 @@ from functools import reduce
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import yaml
 
@@ -35,6 +36,7 @@ from tests.helpers.pages import (
     unknown_options,
     words_of,
 )
+from tests.helpers.pair_corpus import tokenizer_of, whole, write_sentences
 from tests.helpers.prose import python_prose
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -342,13 +344,41 @@ def test_the_dotted_names_in_pages_exist(path: Path) -> None:
                 found = getattr(found, name)
 
 
-def test_the_example_of_a_task_overrides_what_tasks_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    from palm_ds.data.tasks.task import CorpusTask
-
+@pytest.fixture
+def own_tasks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The examples of docs/tasks.md, as one module."""
     page = ModuleType("page")
     monkeypatch.setitem(sys.modules, "page", page)
-    (example,) = blocks(ROOT / "docs/tasks.md", "python")
-    exec(compile(example, "docs/tasks.md", "exec"), vars(page))
+    for example in blocks(ROOT / "docs/tasks.md", "python"):
+        exec(compile(example, "docs/tasks.md", "exec"), vars(page))
+    return page
+
+
+def test_the_example_of_a_task_that_builds_examples(own_tasks: ModuleType, tmp_path: Path) -> None:
+    from palm_ds.data.stream.task_group_dataset import TaskGroupDataset
+
+    tokenizer = tokenizer_of("a b c d e")
+    documents = [("one", ["a b", "c d e"]), ("too long", ["a b c d e"] * 9), ("one token", ["a"])]
+    source = whole(write_sentences(tmp_path / "c", documents, tokenizer))
+    task = own_tasks.SwappedHalves(name="halves", source="text")
+    dataset = TaskGroupDataset(
+        name="halves", tasks=(task,), task_id=0, source=source, seed=5, max_length=32
+    )
+    found = set()
+    for n, layout in enumerate(dataset.layouts(np.arange(20))):
+        example = dataset.example(n, layout)
+        (at,), (label,) = example.labels["halves"]
+        found.add((" ".join(tokenizer.tokens(example.input_ids)), at, task.labels[label]))
+    assert found == {
+        ("[CLS] a b [SEP] c d e [SEP]", 0, "in order"),
+        ("[CLS] c d e [SEP] a b [SEP]", 0, "swapped"),
+    }
+
+
+def test_the_example_of_a_task_overrides_what_tasks_have(own_tasks: ModuleType) -> None:
+    from palm_ds.data.tasks.task import CorpusTask
+
+    page = own_tasks
     task = page.WordStarts(name="starts", source="text", every=2)
     methods = {name for name in vars(page.WordStarts) if callable(getattr(task, name))}
     assert {name for name in methods if name[0] != "_"} <= set(dir(CorpusTask))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from palm_ds.cli.command import Command
 from palm_ds.cli.output import show
 from palm_ds.common.errors import UserError
-from palm_ds.common.messages import printable
+from palm_ds.common.messages import printable, short_number
 
 if TYPE_CHECKING:
     from palm_ds.weights.formats.contents import CheckpointContents, HeadInfo
@@ -88,7 +88,7 @@ def _show(contents: CheckpointContents) -> None:
     heads += [f"{name} ({what})" for name, what in _further_heads(contents).items()]
     numbers = {k: v for k, v in asdict(contents.config).items() if v not in ("", {})}
     lines = [
-        f"{contents.format}: {len(contents.entries)} tensors, {count / 1e6:,.1f} M parameters",
+        f"{contents.format}: {len(contents.entries)} tensors, {short_number(count)} parameters",
         f"encoder: {', '.join(f'{k} {v}' for k, v in numbers.items())}",
         f"heads: {', '.join(heads) or 'none'}",
         f"tasks: {dict(contents.task_ids) or 'none named'}",

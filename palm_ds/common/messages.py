@@ -60,6 +60,12 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'es' if what.endswith('s') else 's'}"
 
 
+def short_number(number: int) -> str:
+    """`25.3 k`, `1.3 M`, to stand before a unit."""
+    size, prefix = (1e6, "M") if number >= 1e5 else (1e3, "k")
+    return f"{number / size:,.1f} {prefix}"
+
+
 def nan_to_null(value: object) -> object:
     """The same values with NaN and infinities, which JSON lacks, replaced by None."""
     if isinstance(value, Mapping):

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from palm_ds.common.messages import counted
+from palm_ds.common.messages import counted, short_number
 from palm_ds.corpus.manifest import Manifest
 from palm_ds.corpus.work_dir import DROPPED, PreparationJob, part_file
 from palm_ds.corpus.worker import is_lines
@@ -91,7 +91,7 @@ def rejected_table(folder: Path, total: int) -> Table:
 def report(console: Console, out: Path, manifest: Manifest) -> None:
     """Logs the counts and prints a table of rejected records."""
     counts = f"{counted(manifest.documents, 'document')}, {counted(manifest.sentences, 'sentence')}"
-    size = f"{counted(manifest.tokens, 'token')} of {manifest.text_bytes / 1e6:.1f} MB of text"
+    size = f"{counted(manifest.tokens, 'token')} of {short_number(manifest.text_bytes)}B of text"
     shards = counted(len(manifest.shards), "shard")
     log.info("%s: %s, %s in %s", out, counts, size, shards)
     wanted, size = manifest.options["tokenizer"].get("vocab_size"), manifest.tokenizer["size"]

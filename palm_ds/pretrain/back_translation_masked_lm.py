@@ -1,5 +1,5 @@
 """Predict masked tokens of a text from it and from a guess at its translation (BTMLM; ERNIE-M:
-Ouyang et al. 2021, arXiv 2012.15674). It needs texts of one language alone.
+Ouyang et al. 2021, arXiv 2012.15674). It needs monolingual texts only.
 
     1  [CLS] the cat sat [SEP] [M] [M] [M] [SEP]    the encoder fills in placeholders,
     2  [CLS] the [M] sat [SEP] le chat - [SEP]      and predicts masked tokens from all of it

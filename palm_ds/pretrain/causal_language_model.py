@@ -22,7 +22,7 @@ in several.
 
 A stage mixes its tasks by examples, within every step and for any number of processes. GPT-BERT
 mixes them by processes, of which it therefore needs a multiple of 16, and takes the mean of their
-losses; here each task's loss is the mean over its own examples, so that `weight` repeats its share.
+losses; here each task's loss is the mean over its own examples, so give `weight` the same shares.
 """
 
 from __future__ import annotations

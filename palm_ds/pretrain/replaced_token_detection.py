@@ -12,8 +12,9 @@ evaluation.
 
 The defaults are ELECTRA's, except that ELECTRA shows 15 % of the masked tokens to its generator
 unchanged (`mask_rate: 0.85`). DeBERTa-v3 has `embedding_sharing: gradient_disentangled` and a
-generator with half the layers, `{num_layers: N, width: 1}`. It trains the two with an optimizer
-each, which with Adam differs only in clipping, since no parameter has gradients of both losses.
+generator with half the layers, `{num_layers: N, width: 1}`. It trains the two with
+separate optimizers; with Adam only the clipping differs, since no parameter has gradients of both
+losses.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.messages import counted
 from palm_ds.common.settings import PositiveShare
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import Example, layouts
@@ -28,10 +29,10 @@ class SentenceDistance(PairTask):
     num_uniforms: ClassVar[int] = 6
 
     def check(self, source: CorpusSource, max_length: int) -> None:
-        if len(source.documents) < 2:
+        if (many := len(source.documents)) < 2:
             raise UserError(
-                f"{self.where}: {source.corpus.path} has {len(source.documents)} document(s) "
-                f"in this split; pairs of different documents need at least 2"
+                f"{self.where}: {source.corpus.path} has {counted(many, 'document')} in this "
+                "split; pairs of different documents need at least 2"
             )
 
     def items(self, source: CorpusSource, max_length: int) -> np.ndarray:

@@ -6,8 +6,8 @@
     target    [CLS] c d h [SEP]        in the order of the passage, joined
 
 One of several distributions of fragment lengths is drawn for each passage (multi-granularity target
-sampling): short fragments teach words in their context, long ones to write on. Fragments are drawn
-from it until they hold the share `rate` of the passage.
+sampling): short fragments teach words in their context, long ones how to continue a text. Fragments
+are drawn until they hold the share `rate` of the passage.
 
 Both flows are trained: word by word, and span by span. The spans are the entities, phrases and
 words of the corpus. The paper takes n-grams of up to three words whose t-statistic is high, from a

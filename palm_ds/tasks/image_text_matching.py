@@ -3,10 +3,10 @@
     [CLS] a dog runs [SEP] | regions of its image      match
     [CLS] a dog runs [SEP] | regions of another one    no match
 
-The first region, that of the whole image, and [CLS] go through a pooler each; the head reads their
-product. Rows that name the same image (several captions of one) are never mismatched. Predictions
-are of the pairs as they are: `label`, `logits`, and `probs`, the second of which is that they
-belong together.
+The first region, that of the whole image, and [CLS] each have a pooler; the head reads the product
+of the two. Rows that name the same image (several captions of one) are never mismatched.
+Predictions are of the pairs as they are: `label`, `logits`, and `probs`, the second of which is
+that they belong together.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ et al. 2021) and the detector's distribution over its classes (ERNIE-ViL, Yu et 
     [CLS] a dog runs [SEP] | whole image, dog, grass, ball
                            | whole image, 0,   grass, ball      features of the dog: what were they?
 
-In a task group with `masked_words` words are masked as well. Neither model's pretraining code was
+In a task group with `masked_words`, words are masked as well. Neither model's pretraining code was
 released. After the papers: 15 % of the regions are predicted; a region that overlaps a masked one
 by more than `overlap` shows nothing either, though it is not predicted. Our choices: the whole
 image then shows the mean of the unmasked regions, since the mean of all would give the masked ones

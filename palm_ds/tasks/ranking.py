@@ -7,8 +7,8 @@ relevant), `logits`, `probs`, and `score`, which orders the candidates of a grou
 
 With `images` a row is an image and a text, as in retrieval from Flickr30k: the texts of an image
 are its candidates, or the images of a text, and the scores are recalls in both directions, too.
-With `loss: circle` it trains as ERNIE-ViL does: on each pair that belongs together beside others
-that do not, which are drawn from the other rows. Rows that do not belong together are only scored;
+With `loss: circle` it trains as ERNIE-ViL does: each matching pair is compared with mismatched ones
+that are drawn from the other rows. Rows whose image and text do not match are only scored;
 predictions have no `logits`, and `score` is that of the pair.
 
 An encoder with memories reads a long candidate in windows, each with the question behind it: [CLS]

@@ -5,8 +5,8 @@ ERNIE-ViL, Yu et al. 2021, section 4.2).
                                             1    0      0      overlaps the box by half or more
 
 The box of a row is given in pixels, as `box`. A region is right if it overlaps that box by
-`overlap` (intersection over union), and learns this by a sigmoid; a text with regions that all
-miss its box counts as wrong in scores. Predictions: `region`, the number of the region with the
+`overlap` (intersection over union), and learns this by a sigmoid; a text whose box no region
+hits counts as wrong in scores. Predictions: `region`, the number of the region with the
 highest score among those of the file, from 0; its `box` in pixels; its probability `score`; and the
 `scores` of all.
 """

@@ -14,6 +14,7 @@ from palm_ds.common.messages import (
     only_warnings,
     plain_messages,
     printable,
+    short_number,
 )
 
 
@@ -46,6 +47,13 @@ def test_escapes(text: str, shown: str) -> None:
 )
 def test_one_thing_is_no_plural(number: int, what: str, said: str) -> None:
     assert counted(number, what) == said
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(25_344, "25.3 k"), (1_310_000, "1.3 M"), (9_876_543_210, "9,876.5 M")]
+)
+def test_short_numbers(number: int, said: str) -> None:
+    assert short_number(number) == said
 
 
 @pytest.mark.parametrize(

@@ -72,10 +72,10 @@ def test_kubernetes_accepts_its_file() -> None:
         validate.validate(document, validate.latest_version(), strict=True)
 
 
-def test_slurm_is_asked_for_all_cores() -> None:
-    """Else all processes of a node share one."""
+def test_slurm_is_asked_for_all_cores_and_all_memory() -> None:
+    """Else all processes of a node share one core and what the cluster gives a job by default."""
     text = (ROOT / "launch/slurm/pretrain.sbatch").read_text()
-    assert "\n#SBATCH --exclusive\n" in text
+    assert "\n#SBATCH --exclusive\n#SBATCH --mem 0\n" in text
     assert '--cpus-per-task "${SLURM_CPUS_ON_NODE:-1}" --cpu-bind none' in text
 
 

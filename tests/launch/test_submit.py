@@ -114,6 +114,13 @@ def test_options_whose_value_sbatch_takes_only_after_a_sign(place: Path, capsys)
     assert {"#SBATCH --exclusive=user", "#SBATCH --nice=100", "#SBATCH --contiguous"} <= {*lines}
 
 
+@pytest.mark.parametrize("name", ["mem", "mem-per-cpu", "mem-per-gpu"])
+def test_memory_is_asked_for_once(place: Path, capsys, name: str) -> None:
+    assert submit(*SLURM, "--option", f"{name}=64G", "--print") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [x for x in lines if x.startswith("#SBATCH --mem")] == [f"#SBATCH --{name}=64G"]
+
+
 def test_the_filled_in_file_starts_the_run(place: Path, capsys) -> None:
     """The job's own programs stand in for srun and the rest."""
     submit(*SLURM, "--print", "optimizer.lr=1e-4", "--nodes", "2")

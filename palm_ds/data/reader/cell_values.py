@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sized
@@ -220,8 +221,16 @@ def _box(value: object, role: str, settings: TableSettings) -> list[float] | Non
     return box
 
 
-def _as_found(value: object, role: str, settings: TableSettings) -> Any:
-    return value
+def _structure(value: object, role: str, settings: TableSettings) -> Any:
+    """A list or an object, as found; in a cell of text (tsv, csv) it is JSON."""
+    if not isinstance(value, str) or _is_missing(value, settings):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        raise BadRecordError(
+            f"{role} is {value[:40]!r}, not JSON (json.dumps writes it; none: [])"
+        ) from None
 
 
 _PARSERS: Mapping[str, Callable[[Any, str, TableSettings], Any]] = {
@@ -239,12 +248,12 @@ _PARSERS: Mapping[str, Callable[[Any, str, TableSettings], Any]] = {
     "turns": _turns,
     "teacher_scores": _numbers,
     "impossible": _flag,
-    "spans": _as_found,  # checked against the text
-    "answers": _as_found,  # checked against the context
+    "spans": _structure,  # checked against the text
+    "answers": _structure,  # checked against the context
     "object_tags": _text,
     "image": _image,
     "box": _box,
-    "scene_graph": _as_found,  # checked against the text by its task
+    "scene_graph": _structure,  # checked against the text by its task
 }
 
 

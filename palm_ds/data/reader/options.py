@@ -19,7 +19,7 @@ ROLES = {
     "id": "the name of the row",
     "tokens": "a list of words or characters",
     "tags": "a list of tags, one for each token",
-    "spans": "a list of {start, end, type}: text_a[start:end] is of this type",
+    "spans": "a list of {start, end, type}: text_a[start:end] is of this type; in tsv and csv JSON",
     "choices": "a list of texts, of which one is right",
     "question": "a question about the context",
     "context": "a text that may contain the answer",
@@ -73,7 +73,7 @@ class TableSettings(Settings):
     """Files of image regions, or patterns of such files, that contain the images which the column
     `image` names (docs/images.md)."""
     header: bool = True
-    """Whether the first line of a tsv or csv file has the column names."""
+    """Whether the first line of a tsv or csv file holds the column names."""
     delimiter: str = ""
     """Separator of cells. Empty: a tab; in csv a comma, in conll a tab or white space."""
     tag_delimiter: str = TAG_DELIMITER

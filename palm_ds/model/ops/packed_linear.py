@@ -4,8 +4,8 @@
     columns    the transpose in memory: MKL's product of few rows with it is up to a third faster
 
 torch multiplies fp32 matrices with MKL, which is about half as fast as oneDNN on AMD's processors,
-and the faster one on Intel's. The results agree to rounding; oneDNN's do not depend on what else is
-in a batch.
+and the faster one on Intel's. The results agree up to rounding; oneDNN's do not depend on what
+else is in a batch.
 """
 
 from __future__ import annotations

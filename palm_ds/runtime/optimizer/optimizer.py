@@ -80,8 +80,8 @@ class OptimizerConfig(Settings):
     """Decay of an exponential moving average of the weights, such as 0.999, which is evaluated and
     exported in their place; 0: no average."""
     fgm: NonNegativeFloat = 0.0
-    """Adversarial training (FGM): train also on each text with its token embeddings perturbed, by a
-    vector of this norm, such as 0.1; 0: do not."""
+    """Adversarial training (FGM): also train on each text with its token embeddings perturbed by a
+    vector of this norm, such as 0.1; 0: off."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

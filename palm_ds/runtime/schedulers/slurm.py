@@ -19,6 +19,7 @@ from palm_ds.common.errors import FAILED, UserError
 from palm_ds.runtime.schedulers.job import ClusterJob, ClusterScheduler, called
 
 _WAITING = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUEUED", "RESIZING")
+_OTHER_MEMORY = {"mem-per-cpu", "mem-per-gpu"}  # sbatch refuses them beside --mem
 _BEGIN = "set -euo pipefail\n"
 
 
@@ -35,6 +36,8 @@ class Slurm(ClusterScheduler):
     def filled(self, job: ClusterJob) -> str:
         options = {"job-name": job.name, "nodes": job.nodes, "gpus-per-node": job.gpus}
         text = self.template
+        if _OTHER_MEMORY & self.options.keys():
+            text = re.sub(r"^#SBATCH --mem .*\n", "", text, flags=re.M)
         for name, value in {**options, **self.options}.items():
             if value is not None:
                 text = _with_directive(text, name, str(value))

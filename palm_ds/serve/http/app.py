@@ -67,7 +67,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
     errors = error.errors()
     places = [_place(each["loc"]) for each in errors]
     place, kind = places[0]
-    message = f"{place}: {errors[0]['msg']}"
+    message = f"{place}: {errors[0]['msg'].removeprefix('Value error, ')}"
     if kind:
         kinds = dict.fromkeys(kind for other, kind in places if other == place and kind)
         message = f"{place}: expected " + " or ".join(_KINDS[each] for each in kinds)
@@ -115,13 +115,13 @@ async def _not_read(request: Request, error: Exception) -> Response:
 async def _not_routed(request: Request, error: Exception) -> Response:
     """A path or method that no route has."""
     status = getattr(error, "status_code", 404)
-    what = "no such path" if status == 404 else "another method is needed"
-    message = f"{request.method} {request.url.path}: {what}; /docs lists all"
-    body = error_body(status, message, request.state.request_id)
     allowed = (getattr(error, "headers", None) or {}).get("Allow")
     several = [route.method for route in ROUTES if route.path == request.url.path]
     if allowed and len(several) > 1 and "GET" not in several:
         allowed = ", ".join(several)  # the framework names those of the first route
     if allowed == "GET":
         allowed = "GET, HEAD"  # the gate answers HEAD
+    what = f"the method must be {allowed.replace(', ', ' or ')}" if allowed else "no such path"
+    message = f"{request.method} {request.url.path}: {what}; /docs lists all"
+    body = error_body(status, message, request.state.request_id)
     return Json(body, status, {"allow": allowed} if allowed else {})

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Strict, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Strict, Tag, model_validator
 from pydantic.config import JsonDict
 
+from palm_ds.common.errors import suggest
+from palm_ds.common.messages import printable
 from palm_ds.data.tasks.interfaces import Shows
 
 _WRITTEN = r"^[^\x00]*[^\s\x00][^\x00]*$"
@@ -36,6 +38,15 @@ class Body(BaseModel):
     """A request: unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_keys(cls, given: object) -> object:
+        """Names the right keys, which pydantic's own error does not."""
+        keys = (str(key)[:40] for key in given) if isinstance(given, dict) else ()
+        for key in (key for key in keys if key not in cls.model_fields):
+            raise ValueError(f"no key `{printable(key)}`{suggest(key, cls.model_fields)}")
+        return given
 
 
 class EncodedTexts(Body):

@@ -55,9 +55,9 @@ _CLASSES = "classes are collected from the rows and saved with the weights"
 _LEFT_OUT = {
     "use_gpu": "the launcher and CUDA_VISIBLE_DEVICES choose the devices",
     "use_cuda": "the launcher and CUDA_VISIBLE_DEVICES choose the devices",
-    "do_lower_case": "a vocab.txt without capital letters lower-cases; for another choice put "
-    '{"do_lower_case": ...} into a tokenizer_config.json beside it',
-    "save_infermodel_every_n_steps": "every checkpoint and weights folder predicts; there is no "
+    "do_lower_case": "text is lowercased if vocab.txt has no capital letters; otherwise put "
+    '{"do_lower_case": ...} into a tokenizer_config.json next to it',
+    "save_infermodel_every_n_steps": "every checkpoint and weights folder can predict; there is no "
     "inference graph to save",
     "pred_file": _PREDICTION,
     "pred_output_path": _PREDICTION,
@@ -357,7 +357,7 @@ def _one_each(reader: _ConfigReader, key: str, tasks: Mapping[str, Any]) -> Sequ
 
 def _batch(reader: _ConfigReader) -> str:
     size = reader.number("batch_size", None, int)
-    why = "there of each card, here of a step of all processes: multiply it by their number"
+    why = "PaddlePALM's is per card, a recipe's is of all processes: multiply it by their number"
     reader.note("batch_size", why)
     return f"{size} examples"
 

@@ -61,7 +61,7 @@ class SourceSettings(Settings):
     tokenizer for its texts (default: that of `init_from`)."""
     validation: str | list[str] = ""
     """Another corpus (with `ernie`: another list; with `table` or `reader`: another table) to
-    evaluate on. Nothing of the source itself is then held out, nor ever of a reader."""
+    evaluate on. Nothing of the source itself is then held out; of a reader nothing ever is."""
     folds: FoldSettings | None = None
     """With `table`: cross-validation, which holds out one of several folds of its rows instead of a
     `held_out` share (`palm-ds suite` trains on all of them in turn)."""
@@ -162,9 +162,9 @@ class EvaluateSettings(Settings):
     value, such as 0.15, also between runs with different rates."""
     best: str = ""
     """Metric that selects the final weights: `task.metric`, or `mean` over the first metric of each
-    task that is not auxiliary. Empty: the weights of the last step. The highest value is best,
-    but the lowest of `loss`, `mse`, `rmse`, `mae`, `perplexity` and names that end with `_error` or
-    `_loss`, unless they begin with `neg_`, `negative_` or `minus_` (as in scikit-learn)."""
+    task that is not auxiliary. Empty: the weights of the last step. Higher is better, except for
+    `loss`, `mse`, `rmse`, `mae`, `perplexity` and names that end with `_error` or `_loss`, unless
+    they begin with `neg_`, `negative_` or `minus_` (as in scikit-learn)."""
     passes: bool = False
     """Also evaluate after each pass: an epoch of the first task group. Needs a `batch` in
     examples."""
@@ -209,7 +209,7 @@ class SaveSettings(Settings):
     """Number of most recent checkpoints to keep, not counting those less than 10 steps older than
     the newest. While a loss spike lasts, no checkpoint from before it is deleted."""
     keep_every: NonNegativeInt = 10000
-    """Keep one checkpoint per this many steps, the first, for good; 0: none."""
+    """Also keep the first checkpoint of every span of this many steps, for good; 0: none."""
     best: NonNegativeInt = 0
     """Also keep this number of the best evaluated checkpoints, by `evaluate.best` or else the mean
     held-out loss, for `palm-ds merge --best`. Needs an `evaluate.every` that divides `every`."""
@@ -267,6 +267,6 @@ class SpikeSettings(Settings):
     back)."""
     zscore: NonNegativeFloat = 20.0
     """Robust z-score above which a loss is a spike: its distance from the median, divided by the
-    standard deviation as estimated from the median absolute deviation. 0: no loss is."""
+    standard deviation as estimated from the median absolute deviation. 0: none is a spike."""
     window: Annotated[int, Field(ge=2)] = 100
     """Previous steps of the same stage with which a loss is compared."""

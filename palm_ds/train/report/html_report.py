@@ -64,9 +64,15 @@ def write_report(folder: str | Path) -> Path:
 # Reading ---------------------------------------------------------------------------------------
 
 
+def _runs_in(folder: Path) -> str:
+    """A hint to the run folders in that of a sweep, a suite or an ablation."""
+    runs = sorted(str(path.parent) for path in folder.glob(f"*/{FILE}"))
+    return f"; runs are in it, such as {runs[0]}" if runs else ""
+
+
 def _read(folder: Path) -> Story:
     if not (folder / FILE).is_file():
-        raise UserError(f"{folder}: not a run folder, it has no {FILE}")
+        raise UserError(f"{folder}: not a run folder, it has no {FILE}{_runs_in(folder)}")
     metrics = read_metrics(folder / FILE)
     notes = list(metrics.broken)
     notes += [event["message"] for event in metrics.events if event.get("event") == "unlabelled"]

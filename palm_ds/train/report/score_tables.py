@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
@@ -21,28 +22,31 @@ def score_tables(
     of fewer columns than 100, its `width`, gets a table with fewer scores."""
     by_metrics = {task: score for task, score in scores.items() if score.get("metrics")}
     others = {task: score for task, score in scores.items() if task not in by_metrics}
-    tables = [metric_table(by_metrics, title)] if by_metrics else []
+    tables = [metric_table(by_metrics, title, width)] if by_metrics else []
     left_out = () if width >= _WIDTH else ("perplexity", "labels")
     title = title if not tables else ""
     return [*tables, score_table(others, title, left_out)] if others else tables
 
 
-def metric_table(scores: Mapping[str, Mapping[str, Any]], title: str) -> Table:
-    """One line per task: its metrics, the primary one first, its loss and the baseline's loss."""
+def metric_table(scores: Mapping[str, Mapping[str, Any]], title: str, width: int = _WIDTH) -> Table:
+    """One line per task: its metrics, the primary one first, its loss and the baseline's loss. In
+    a terminal of few columns, its `width`, the metrics take more lines."""
     table = Table(box=None, pad_edge=False, padding=(0, 2), title=title, title_justify="left")
     table.add_column("task")
     table.add_column("scores", max_width=_METRICS_WIDTH)
     for name in ("loss", "baseline", "labels"):
         table.add_column(name, justify="right")
-    for task, score in scores.items():
-        table.add_row(
-            task,
-            _in_lines(_metrics(score), _METRICS_WIDTH),
-            number(score.get("loss")),
-            number(score.get("baseline_loss")),
-            number(score.get("count"), ",.0f"),
-        )
+    rows = [(task, *_loss_cells(score)) for task, score in scores.items()]
+    others = zip(("task", "loss", "baseline", "labels"), *rows, strict=True)
+    room = width - sum(max(map(cell_len, column)) + 4 for column in others)
+    for (task, *numbers), score in zip(rows, scores.values(), strict=True):
+        table.add_row(task, _in_lines(_metrics(score), min(room, _METRICS_WIDTH)), *numbers)
     return table
+
+
+def _loss_cells(score: Mapping[str, Any]) -> Sequence[str]:
+    losses = number(score.get("loss")), number(score.get("baseline_loss"))
+    return (*losses, number(score.get("count"), ",.0f"))
 
 
 def metrics_text(score: Mapping[str, Any], most: int | None = None) -> str:

@@ -26,6 +26,7 @@ from palm_ds.common.config import differences, read_yaml
 from palm_ds.common.errors import UserError
 from palm_ds.common.files import fingerprint
 from palm_ds.common.json_files import write_json
+from palm_ds.common.messages import short_number
 from palm_ds.common.remote_files import check_local
 from palm_ds.corpus.store import Corpus
 from palm_ds.data.sources.table import TableSource
@@ -256,7 +257,7 @@ def overview(run: RunSpec, stream: AnyStream, model: Model, world: int) -> str:
     recipe = run.recipe
     parameters = sum(p.numel() for p in model.parameters())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    frozen = f", {trained / 1e6:,.2f} M of them trained" if trained < parameters else ""
+    frozen = f", {short_number(trained)} of them trained" if trained < parameters else ""
     micro, accumulation = run.ds_config.micro_batching(stream.rows, world)
     items = ", ".join(f"{dataset.name}: {dataset.num_items:,}" for dataset in stream.datasets)
     descriptions = dict.fromkeys(dataset.describe() for dataset in stream.datasets)
@@ -265,7 +266,7 @@ def overview(run: RunSpec, stream: AnyStream, model: Model, world: int) -> str:
             *filter(None, descriptions),
             *table_summaries(stream),
             recipe.plan_table(),
-            f"model: {parameters / 1e6:,.1f} M parameters{frozen}{_task_ids(recipe)}",
+            f"model: {short_number(parameters)} parameters{frozen}{_task_ids(recipe)}",
             f"step: {_step_size(recipe, stream)}; "
             f"{world} x {accumulation} x {micro} rows (processes, accumulation, micro-batch)",
             f"total: {_total(recipe, stream)}; examples of an epoch: {items}",

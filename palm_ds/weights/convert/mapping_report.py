@@ -197,6 +197,6 @@ def show(rows: Sequence[tuple[str, str, str, str]], console: Console) -> None:
 
 
 def _in_one(source: str, result: str, reason: str) -> str:
-    """`source -> result (reason)`, without what is empty."""
-    names = " -> ".join(filter(None, (source, result)))
+    """`source -> result (reason)`, without what is empty or the same."""
+    names = " -> ".join(filter(None, dict.fromkeys((source, result))))
     return f"{names} ({reason})" if reason else names

@@ -251,6 +251,25 @@ def test_spans(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv"])
+def test_cells_of_json(tmp_path: Path, name: str) -> None:
+    """Spans and answers within a cell of text."""
+    spans = [{"start": 3, "end": 7, "type": "city"}]
+    answers = {"text": ["Bonn"], "answer_start": [3]}
+
+    def written(*cells: str) -> str:
+        if name == "t.tsv":  # quotes are ordinary characters
+            return "\t".join(cells) + "\n"
+        return ",".join('"' + cell.replace('"', '""') + '"' for cell in cells) + "\n"
+
+    text = written("text_a", "spans") + written("in Bonn", json.dumps(spans)) + written("no", "[]")
+    table = opened(tmp_path, name, text)
+    assert rows(table) == [{"text_a": "in Bonn", "spans": spans}, {"text_a": "no", "spans": []}]
+    text = written("question", "context", "answers")
+    table = opened(tmp_path, name, text + written("where?", "in Bonn", json.dumps(answers)))
+    assert table[0]["answers"] == [{"text": "Bonn", "start": 3}]
+
+
 def test_smart(tmp_path: Path) -> None:
     text = ".I 7\n.T\na\nb\n.W\n .c\n.I 8\n.W\n.I\n"
     columns = {"id": "I", "text_a": "W"}

@@ -113,7 +113,7 @@ def test_without_a_head_vectors_rank(words: Local) -> None:
         ("/embed", {"inputs": []}, 422, "inputs: empty"),
         ("/embed", {"inputs": 3}, 422, "inputs: expected a text or a list of texts"),
         ("/embed", {"texts": 3}, 422, "texts: "),
-        ("/embed", {"text": ["a"]}, 422, "text: Extra inputs"),
+        ("/embed", {"text": ["a"]}, 422, "the body: no key `text`; did you mean"),
         ("/rerank", {"query": "a", "texts": []}, 422, "texts: empty"),
         ("/rerank", {"query": "a", "texts": ["b"], "raw_scores": 1}, 422, "raw_scores: "),
         ("/predict", {"inputs": [["a", "b", "c"]]}, 422, "inputs"),

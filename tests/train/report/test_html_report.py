@@ -292,6 +292,15 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
         write_report(tmp_path)
 
 
+def test_runs_in_the_folder_of_a_sweep_are_named(tmp_path: Path) -> None:
+    for name in ("trial_0001", "trial_0000"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").touch()
+    first = re.escape(str(tmp_path / "trial_0000"))
+    with pytest.raises(UserError, match=rf"metrics\.jsonl; runs are in it, such as {first}$"):
+        write_report(tmp_path)
+
+
 def test_the_command(run_folder: Path, root: Path) -> None:
     done = run([root / "launch/report.py", run_folder, "/nowhere"])
     assert done.returncode == 2

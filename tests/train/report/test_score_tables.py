@@ -53,6 +53,17 @@ def test_lines_of_metrics_end_between_two_of_them() -> None:
     assert of_documents[-1].strip() == "accuracy 0.600"
 
 
+def test_at_80_columns_no_metric_is_parted_from_its_number() -> None:
+    metrics = {name: 1.0 for name in ("f1", "precision", "recall", "accuracy")}
+    score = {"metrics": metrics, "standard_error": 0.0, "loss": 0.2963, "count": 432}
+    lines = shown({"products": {**score, "accuracy": 1.0, "baseline_loss": 0.5222}}, width=80)
+    assert max(map(len, lines)) <= 80
+    assert [line[8:48].strip() for line in lines[2:]] == [
+        "f1 1.000  precision 1.000",
+        "recall 1.000  accuracy 1.000 ± 0.000",
+    ]
+
+
 def test_a_loss_without_accuracy_shows_neither_that_nor_a_perplexity() -> None:
     score = TaskScore(
         count=38, loss=0.0339, accuracy=math.nan, baseline_loss=0.1052, baseline_accuracy=math.nan

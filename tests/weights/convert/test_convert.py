@@ -571,6 +571,9 @@ def test_the_report_on_a_terminal_in_a_pipe_and_in_json(source: Path, tmp_path: 
     assert "(2 layers)" in one_line
     assert re.search(r"skipped \S.*heads\.order\.out\.weight.* \(no place in ", one_line)
     assert "\u2026" not in shown.get()  # names go on in the next line
+    with narrow.capture() as shown:
+        account.show([("mapped", "backbone.norm.bias", "backbone.norm.bias", "")], narrow)
+    assert shown.get().split() == ["mapped", "backbone.norm.bias"]
     pipe = io.StringIO()
     account.show(rows, Console(file=pipe))
     assert pipe.getvalue().startswith("mapped\tbackbone.word.weight\tbert.embeddings.word_emb")

@@ -389,13 +389,13 @@ def _eps(
     scheme: NamingScheme, palm: bool, about: PaddleConfig, asked: float | None
 ) -> tuple[float, str]:
     """The LayerNorm eps, and a note on its origin."""
-    trained = "the released ERNIE models were trained with 1e-05 (eps=1e-5)"
+    trained = "the released ERNIE models were trained with 1e-05 (palm-ds convert --eps 1e-5)"
     if asked is not None:
         return asked, f"LayerNorm eps {asked:g}, as requested"
     if palm or "use_task_emb" in about.values:
         return 1e-6, f"LayerNorm eps 1e-06, as PALM computes; {trained}"
     if about.path.name == "bert_config.json" and scheme is STATIC:
-        why = "as Paddle's BERT computes; Google's was trained with 1e-12 (eps=1e-12)"
+        why = "as Paddle's BERT computes; Google's was trained with 1e-12 (--eps 1e-12)"
         return 1e-5, f"LayerNorm eps 1e-05, {why}"
     if scheme is STATIC and (stated := about.values.get("epsilon")):
         return float(stated), f"LayerNorm eps {stated:g}, from {about.path.name}"
