@@ -62,6 +62,24 @@ def deberta_pair(folder: Path) -> tuple[Path, Path]:
     return large, small
 
 
+def settings(
+    folder: Path, init_from: Path, tasks: dict[str, Any], stages: list[dict[str, int]]
+) -> dict[str, Any]:
+    """A recipe whose steps change nothing that fp32 keeps."""
+    return {
+        "init_from": str(init_from),
+        "length": 64,
+        "batch": "2 rows",
+        "optimizer": {"lr": 1e-20, "weight_decay": 0.0},
+        "schedule": {"kind": "constant"},
+        "sources": {"text": {"corpus": str(folder / "corpus")}},
+        "held_out": 0.0,
+        "tasks": tasks,
+        "stages": stages,
+        "export_onnx": [],
+    }
+
+
 @pytest.mark.parametrize("kind", ["electra", "deberta"])
 def test_a_pair_goes_in_and_out(tmp_path: Path, kind: str) -> None:
     """Through a run whose steps change nothing that fp32 keeps."""
@@ -69,20 +87,7 @@ def test_a_pair_goes_in_and_out(tmp_path: Path, kind: str) -> None:
     sharing = "shared" if kind == "electra" else "gradient_disentangled"
     write_small_corpus(tmp_path / "corpus", words=59, documents=12)
     task = {"source": "text", "embedding_sharing": sharing, "generator": {"path": str(small)}}
-    recipe = make_recipe(
-        {
-            "init_from": str(large),
-            "length": 64,
-            "batch": "2 rows",
-            "optimizer": {"lr": 1e-20, "weight_decay": 0.0},
-            "schedule": {"kind": "constant"},
-            "sources": {"text": {"corpus": str(tmp_path / "corpus")}},
-            "held_out": 0.0,
-            "tasks": {TASK: task},
-            "stages": [{TASK: 2}],
-            "export_onnx": [],
-        }
-    )
+    recipe = make_recipe(settings(tmp_path, large, {TASK: task}, [{TASK: 2}]))
     ds_config = make_ds_config({"zero_optimization": {"stage": 0}})
     run = tmp_path / "run"
     assert train(RunSpec(recipe=recipe, ds_config=ds_config, folder=run)) == 0
@@ -111,18 +116,7 @@ def test_a_generator_that_a_task_adds_to_a_run_starts_from_its_folder(tmp_path: 
     large, small = electra_pair(tmp_path, shared=False)
     write_small_corpus(tmp_path / "corpus", words=59, documents=12)
     masks = {"knowledge_masking": {"source": "text"}}
-    values = {
-        "init_from": str(large),
-        "length": 64,
-        "batch": "2 rows",
-        "optimizer": {"lr": 1e-20, "weight_decay": 0.0},
-        "schedule": {"kind": "constant"},
-        "sources": {"text": {"corpus": str(tmp_path / "corpus")}},
-        "held_out": 0.0,
-        "tasks": masks,
-        "stages": [{"knowledge_masking": 1}],
-        "export_onnx": [],
-    }
+    values = settings(tmp_path, large, masks, [{"knowledge_masking": 1}])
 
     def run(name: str, values: dict[str, Any]) -> Path:
         how = make_ds_config({"zero_optimization": {"stage": 0}})
