@@ -17,7 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from palm_ds.common.errors import UserError
-from palm_ds.tasks.metrics.counts import Averages, MatchCounts, averages, mean, paired
+from palm_ds.tasks.metrics.counts import (
+    Averages,
+    MatchCounts,
+    averages,
+    mean,
+    nan_lowest,
+    paired,
+)
 
 
 def accuracy(predictions: npt.ArrayLike, labels: npt.ArrayLike) -> float:
@@ -40,8 +47,9 @@ def f1(predictions: npt.ArrayLike, labels: npt.ArrayLike, positive: object = 1) 
 
 def auc(scores: npt.ArrayLike, labels: npt.ArrayLike, positive: object = 1) -> float:
     """Area under the ROC curve: the share of pairs of a positive and another row whose scores (n,)
-    are in order, equal ones counting half. In 0..1; NaN unless there are both."""
-    values, actual = paired(scores, labels)
+    are in order, equal ones counting half, and NaN the lowest. In 0..1; NaN unless there are
+    both."""
+    values, actual = paired(nan_lowest(scores), labels)
     mine = actual == positive
     count = int(mine.sum())
     if not 0 < count < len(mine):
@@ -57,11 +65,12 @@ def recall_at_precision(
     """The highest recall of the class `positive` among the thresholds of the scores (n,) that have
     at least this precision; 0 if none has. In 0..1; NaN without rows of the class. (Propeller's
     wants more than this precision.)"""
-    values, actual = paired(scores, labels)
-    mine = (actual == positive)[np.argsort(-values, kind="stable")]
+    values, actual = paired(nan_lowest(scores), labels)
+    order = np.argsort(-values, kind="stable")
+    mine, values = (actual == positive)[order], values[order]
     if not mine.any():
         return math.nan
-    last = np.append(np.diff(np.sort(-values)) > 0, True)  # of each run of equal scores
+    last = np.append(values[1:] < values[:-1], True)  # of each run of equal scores
     right, chosen = np.cumsum(mine)[last], np.flatnonzero(last) + 1
     return float(right[right / chosen >= precision].max(initial=0) / mine.sum())
 

@@ -70,6 +70,12 @@ def mean(values: npt.ArrayLike) -> float:
     return float(values.mean()) if values.size else float("nan")
 
 
+def nan_lowest(scores: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Scores of which NaN, which NumPy sorts as the highest, is as low as any."""
+    values = np.asarray(scores, np.float64)
+    return np.where(np.isnan(values), -np.inf, values)
+
+
 def paired(
     predictions: npt.ArrayLike, labels: npt.ArrayLike
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from palm_ds.common.errors import UserError
-from palm_ds.tasks.metrics.counts import mean
+from palm_ds.tasks.metrics.counts import mean, nan_lowest
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -45,7 +45,7 @@ def rank(groups: npt.ArrayLike, scores: npt.ArrayLike, labels: npt.ArrayLike) ->
     """Ranks candidates (n,) within their groups. Rows may be in any order and group ids of any
     type; labels are 0 or 1, or grades from 0. A label above 0 is a positive."""
     groups, gain = np.asarray(groups), np.asarray(labels, np.float64)
-    scores = np.asarray(scores, np.float64)
+    scores = nan_lowest(scores)
     if not groups.shape == scores.shape == gain.shape or gain.ndim != 1:
         raise UserError(
             f"groups, scores and labels have shapes {groups.shape}, {scores.shape} and"
@@ -58,8 +58,7 @@ def rank(groups: npt.ArrayLike, scores: npt.ArrayLike, labels: npt.ArrayLike) ->
     number = np.cumsum(positives > 0) - 1  # index among the groups with a positive
     kept = positives[group] > 0
     group, gain = number[group[kept]].astype(np.int64), gain[kept]
-    lowest = np.where(np.isnan(scores), -np.inf, scores)[kept]
-    order = np.lexsort((gain, -lowest, group))
+    order = np.lexsort((gain, -scores[kept], group))
     group, gain = group[order], gain[order]
     first = np.searchsorted(group, group)  # start of each candidate's group
     return RankedCandidates(
@@ -134,7 +133,7 @@ def pn_ratio(groups: npt.ArrayLike, scores: npt.ArrayLike, labels: npt.ArrayLike
     lower value (Propeller returns 0). NaN without such pairs."""
     _, group, sizes = np.unique(np.asarray(groups), return_inverse=True, return_counts=True)
     order, ends = np.argsort(group, kind="stable"), np.cumsum(sizes)
-    values, grades = (np.asarray(x, np.float64)[order] for x in (scores, labels))
+    values, grades = nan_lowest(scores)[order], np.asarray(labels, np.float64)[order]
     counts = np.zeros(3, np.int64)  # pairs in order, out of order, in all
     for first, end in zip(ends - sizes, ends, strict=True):
         counts += _pairs(values[first:end], grades[first:end])

@@ -99,6 +99,14 @@ def test_auc_equals_scikit_learns(rows: list[tuple[int, bool]]) -> None:
         assert found == pytest.approx(sklearn.roc_auc_score(actual, scores), abs=1e-12)
 
 
+def test_a_nan_score_is_the_lowest() -> None:
+    assert classes.auc([math.nan, 0.5], [1, 0]) == 0
+    assert classes.auc([math.nan, math.nan], [1, 0]) == 0.5
+    assert classes.auc([math.nan, -math.inf, 0.5], [1, 0, 0]) == 0.25
+    # The threshold of 0.5 has one row, that of NaN all three.
+    assert classes.recall_at_precision([0.5, math.nan, math.nan], [1, 1, 0], 0.9) == 0.5
+
+
 @patiently
 @given(
     some.lists(some.tuples(some.integers(0, 5), some.booleans()), min_size=1, max_size=30),

@@ -123,6 +123,8 @@ def test_a_constant_score_gets_the_worst_order() -> None:
 def test_a_nan_score_is_ranked_last() -> None:
     assert it.mrr(it.rank([0, 0, 0], [math.nan, -math.inf, -5], [1, 0, 0])) == pytest.approx(1 / 3)
     assert it.mrr(it.rank([0, 0], [math.nan, math.nan], [1, 0])) == 0.5
+    assert it.pn_ratio([0, 0, 0], [math.nan, 1, 2], [2, 0, 1]) == 0.5  # one pair is in order
+    assert it.pn_ratio([0, 0], [math.nan, math.nan], [1, 0]) == 0
 
 
 def test_nothing_to_score() -> None:
