@@ -152,33 +152,34 @@ def check_output(folder: Path) -> None:
 # ---- reading ----
 
 
-def read_predictions(path: Path, *, tags: bool = False) -> Iterator[StoredPrediction]:
-    """The predictions of a file, in order. `tags`: a text file may be CoNLL. Raises UserError."""
+def read_predictions(path: Path, main: str = "") -> Iterator[StoredPrediction]:
+    """The predictions of a file, in order. `main`: the task's `prediction_key`; of `tags`, a text
+    file may be CoNLL. Raises UserError."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as text: {error}") from None
     if not text.strip():
         raise UserError(f"{path}: has no predictions")
-    whole = _object(text)
+    whole = _object(text, main)
     if whole is not None:
         for key, text in whole.items():
             yield StoredPrediction(place=f"{path}, {key!r}", key=key, values={"text": text})
     elif text.lstrip()[0] in "{[" and _is_json(text.split("\n", 1)[0]):
         yield from _json_lines(path, text)
-    elif tags and text.split("\n", 1)[0].split() != ["index", "prediction"]:
+    elif main == "tags" and text.split("\n", 1)[0].split() != ["index", "prediction"]:
         yield from conll_column(path, -1)
     else:
         yield from _cells(path, text)
 
 
-def _object(text: str) -> dict[str, Any] | None:
-    """{id: answer} if that is the whole text."""
+def _object(text: str, main: str) -> dict[str, Any] | None:
+    """{id: answer} if that is the whole text, and not its only row."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    one = isinstance(value, dict) and not {"index", "id"} & value.keys()
+    one = isinstance(value, dict) and not {"index", "id", main} & value.keys()
     return value if one and all(isinstance(item, str) for item in value.values()) else None
 
 

@@ -61,12 +61,13 @@ def score_files(
 ) -> FileScores:
     """Scores of the rows of gold files; `read`: how these are read. Raises UserError."""
     task, file = _task(options, Path(predictions)), Path(predictions)
-    tags = task.prediction_key == "tags"
-    if tags and list(gold) == [predictions]:  # the last column is predicted, the one before is gold
+    main = task.prediction_key
+    if main == "tags" and list(gold) == [predictions]:
+        # The last column is predicted, the one before it is gold.
         read = TableSettings(format="conll", columns={"tokens": 0, "tags": -2})
         stored = list(conll_column(file, -1))
     else:
-        stored = list(read_predictions(file, tags=tags))
+        stored = list(read_predictions(file, main))
     table = open_table(list(gold), replace(read, missing_labels="keep"))
     source = TableSource.of_labels(table)
     found = matched(stored, table, predictions)

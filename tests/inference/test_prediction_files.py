@@ -46,6 +46,16 @@ def test_the_only_prediction_may_have_an_id(tmp_path: Path) -> None:
     assert (found.key, found.value("text")) == ("7", "x")
 
 
+def test_the_only_prediction_may_be_one_text(tmp_path: Path) -> None:
+    """It is no object of answers either."""
+    file = tmp_path / "answer.jsonl"
+    file.write_text('{"label": "x"}\n')
+    (found,) = read_predictions(file, "label")
+    assert (found.key, found.value("label")) == (None, "x")
+    (found,) = read_predictions(file, "text")  # an answer to the question of this id
+    assert (found.key, found.value("text")) == ("label", "x")
+
+
 @pytest.mark.parametrize("first", ["id", "index"])
 def test_a_first_prediction_may_look_like_a_title(first: str, tmp_path: Path) -> None:
     """Such as `id`, the language."""
