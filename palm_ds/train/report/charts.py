@@ -49,7 +49,8 @@ def _svg(panel: Panel, height: float) -> str:
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context({"svg.fonttype": "none", "font.size": 9, "axes.labelsize": 9}):
+    labels = {"font.size": 9, "axes.labelsize": 9, "text.parse_math": False}  # $ is no formula
+    with matplotlib.rc_context({"svg.fonttype": "none", **labels}):
         figure = Figure(figsize=(_WIDTH, height))
         # fixed margins: a layout fitted to the labels would draw everything four times
         figure.subplots_adjust(
