@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Mapping
 from functools import partial
@@ -143,8 +144,10 @@ def _scheduler(args: argparse.Namespace) -> ClusterScheduler:
 
 def _pair(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
-    if not (equals and key.strip()):
+    if not (equals and re.fullmatch("[a-zA-Z][a-zA-Z-]*", key.strip().lstrip("-"))):
         raise UserError(f"--option {text!r}: expected KEY=VALUE, such as partition=gpu")
+    if not value.isprintable():  # the next line of the file would be a command
+        raise UserError(f"--option {text!r}: has a line break or control character in its value")
     return key.strip().lstrip("-"), value
 
 

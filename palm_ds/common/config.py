@@ -40,7 +40,7 @@ else:
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """Reads the mapping in a YAML file."""
     try:
-        values = _load_yaml(_read_text(path))
+        values = load_yaml(_read_text(path))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
@@ -94,8 +94,8 @@ def unique_keys(path: str | Path, pairs: list[tuple[str, object]]) -> dict[str, 
     return values
 
 
-def _load_yaml(text: str) -> Any:
-    """The value that a text is. Raises YAMLError."""
+def load_yaml(text: str) -> Any:
+    """The value that a text is, without what makes yaml.safe_load a risk. Raises YAMLError."""
     try:
         return yaml.load(text, Loader=_StrictLoader)
     except RecursionError:
@@ -103,11 +103,20 @@ def _load_yaml(text: str) -> Any:
 
 
 _INT, _MERGE = "tag:yaml.org,2002:int", "tag:yaml.org,2002:merge"
+_MAX_VALUES = 1_000_000
+"""Of a file, with those that aliases repeat: a few lines of aliases of aliases may stand for more
+than fit into memory."""
 
 
 class _StrictLoader(yaml.SafeLoader):
     """A YAML loader that rejects duplicate keys, and reads 010 as 10 and 1:30 as text, as YAML 1.2
     does: to YAML 1.1 they are 8 and 90."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        node = super().get_single_node()
+        if node is not None:
+            _count_values(node, {})
+        return node
 
     def construct_number(self, node: yaml.ScalarNode) -> int | str:
         digits = node.value.replace("_", "")
@@ -122,6 +131,7 @@ class _StrictLoader(yaml.SafeLoader):
             return super().construct_object(node, deep)
         except (
             ValueError,
+            ArithmeticError,
             LookupError,
             TypeError,
             AttributeError,
@@ -145,6 +155,20 @@ class _StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def _count_values(node: yaml.Node, counts: dict[yaml.Node, int]) -> int:
+    """The values in a node, those that aliases repeat included; `counts`: those known. Raises
+    ConstructorError for too many, and for a node that is within itself."""
+    if node not in counts:
+        counts[node] = 0  # while it is being counted
+        parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+        nodes = [each for part in parts for each in (part if isinstance(part, tuple) else (part,))]
+        counts[node] = 1 + sum(_count_values(each, counts) for each in nodes)
+    if not 0 < counts[node] <= _MAX_VALUES:
+        problem = f"aliases stand for more than {_MAX_VALUES:,} values, or for themselves"
+        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+    return counts[node]
+
+
 # ---- overrides ----
 
 
@@ -154,7 +178,7 @@ def parse_override(text: str) -> tuple[str, Any]:
     if not equals or not key.strip():
         raise UserError(f"override {text!r}: expected key=value, such as optimizer.lr=1e-4")
     try:
-        return key.strip(), _load_yaml(written)
+        return key.strip(), load_yaml(written)
     except yaml.YAMLError:
         raise UserError(f"override {_cut(text)!r}: {_cut(written)!r} is not valid YAML") from None
 

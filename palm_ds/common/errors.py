@@ -14,7 +14,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from palm_ds.common.messages import plain_messages, print_error, printable
+from palm_ds.common.messages import (
+    plain_messages,
+    print_error,
+    printable,
+    without_secrets,
+)
 
 FINISHED = 0
 FAILED = 1
@@ -132,7 +137,7 @@ def exit_on_user_error(say: Callable[[str, int], None] = _print_error) -> Iterat
             raise
         code = FAILED if temporary else MISTAKE
         message = f"{os.fsdecode(error.filename)}: {error.strerror}"
-    say(printable(message), code)
+    say(without_secrets(printable(message)), code)
     sys.exit(code)
 
 

@@ -41,6 +41,24 @@ def printable(text: str, *, keep: str = "") -> str:
     return _SUSPECT.sub(escaped, text)
 
 
+_SECRETS = (
+    *("WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "HF_TOKEN"),
+    *("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "PALM_DS_TOKEN"),
+)
+"""Environment variables whose values belong into no message or report."""
+
+
+def without_secrets(text: str) -> str:
+    """The text without passwords in URLs, signatures of URLs that are signed, and the values of
+    secret variables."""
+    text = re.sub(r"://[^/@\s\"']+@", "://***@", text)
+    text = re.sub(r"(?i)([?&][\w-]*(?:signature|token|sig|key)=)[^&\s\"']+", r"\1***", text)
+    for name in _SECRETS:
+        if value := os.environ.get(name):
+            text = text.replace(value, "***")
+    return text
+
+
 _SENTENCE = re.compile(r"(?>\([^()]*\)|.)*?(?<!\bal)(?<!\.)[.?](?=\s|$)", re.S)
 
 
@@ -150,4 +168,5 @@ class _PlainLines(logging.Handler):
         progress = self.to_stdout and record.levelno < logging.WARNING
         stream = sys.stdout if progress else sys.stderr
         with suppress(OSError):  # the output may be a file on a full disk
-            print(printable(self.format(record), keep="\n\t\r"), file=stream, flush=True)
+            text = without_secrets(printable(self.format(record), keep="\n\t\r"))
+            print(text, file=stream, flush=True)

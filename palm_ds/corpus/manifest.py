@@ -8,9 +8,9 @@ same bytes.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from palm_ds.common.errors import UserError
@@ -124,9 +124,20 @@ def _manifest_from(state: Mapping[str, Any], file: Path) -> Manifest:
         values["annotations"] = tuple(values["annotations"])
         values["inputs"] = tuple(values["inputs"])
         values["shards"] = tuple(Shard(**shard) for shard in values["shards"])
+        _check_names([*values["files"], *(shard.name for shard in values["shards"])])
         return Manifest(**values)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise UserError(f"{file}: damaged: {error}; prepare the corpus again") from None
+
+
+def _check_names(names: Iterable[object]) -> None:
+    """Raises ValueError for a file elsewhere: those of a corpus behind a URL are written to the
+    cache under their names."""
+    for name in names:
+        path = PurePosixPath(str(name))
+        inside = not path.is_absolute() and ".." not in path.parts and path.name
+        if not inside or str(path) != name or not str(path).isprintable():
+            raise ValueError(f"{str(name)[:80]!r} is not a file within it")
 
 
 def check_files(folder: Path, manifest: Manifest, *, hashes: bool) -> None:

@@ -111,6 +111,17 @@ FILES = {
     "digits.yaml": ("a: " + "9" * 5000, r"digits.yaml:1: .*9\.\.\. cannot be read as int$"),
     "digits.json": ('{"a": ' + "9" * 5000, r"digits.json: not valid JSON: .*5000 digits"),
     "date.yaml": ("a: 1\nb: 2020-13-01", r'date.yaml:2: .*"2020-13-01" cannot be read as timest'),
+    "sixties.yaml": ("a: 1" + ":59" * 300 + ".5", r"sixties.yaml:1: .* cannot be read as float$"),
+    "aliases.yaml": (
+        "a: &a0 [x]\n" + "".join(f"b{n}: &a{n} [{f'*a{n - 1}, ' * 10}]\n" for n in range(1, 10)),
+        r"aliases.yaml:7: not valid YAML: aliases stand for more than 1,000,000 values, or for th",
+    ),
+    "merged.yaml": (
+        "a: &a0 {x: 1}\n"
+        + "".join(f"b{n}: &a{n} {{<<: [{f'*a{n - 1}, ' * 10}]}}\n" for n in range(1, 10)),
+        r"merged.yaml:\d: not valid YAML: aliases stand for more than",
+    ),
+    "itself.yaml": ("a: &a [*a]", r"itself.yaml:1: not valid YAML: aliases .* or for themselves$"),
     "tagged.yaml": ("a: !!bool perhaps", r'tagged.yaml:1: .*"perhaps" cannot be read as bool$'),
 }
 

@@ -50,6 +50,12 @@ def test_a_path_that_the_system_refuses_is_one_line(
     assert capsys.readouterr().err == f"error: {tmp_path}/file/folder: Not a directory\n"
 
 
+def test_an_error_shows_no_password(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit), exit_on_user_error():
+        raise UserError("https://me:secret@host/a: no such file")
+    assert capsys.readouterr().err == "error: https://***@host/a: no such file\n"
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
 def test_a_full_disk_is_no_mistake(number: int, capsys: pytest.CaptureFixture[str]) -> None:
     """After a mistake nothing starts a run again."""

@@ -15,6 +15,7 @@ from palm_ds.common.messages import (
     plain_messages,
     printable,
     short_number,
+    without_secrets,
 )
 
 
@@ -87,6 +88,20 @@ def unconfigured() -> Iterator[None]:
     yield
     LIBRARY.handlers.clear()
     LIBRARY.setLevel(logging.NOTSET)
+
+
+def test_secrets_are_hidden(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "abc123")
+    assert without_secrets("key abc123 at http://u:p@h/x?y=1") == "key *** at http://***@h/x?y=1"
+    signed = "https://h/x?X-Amz-Date=1&X-Amz-Signature=ab12&sig=c%2B"
+    assert without_secrets(signed) == "https://h/x?X-Amz-Date=1&X-Amz-Signature=***&sig=***"
+    others = "mail@example.org, http://host/a@b"
+    assert without_secrets(others) == others
+    with plain_messages():
+        log.warning("https://u:p@h/x: again in 1 s")
+    assert capsys.readouterr().err == "https://***@h/x: again in 1 s\n"
 
 
 def test_plain_lines_on_stdout_and_stderr(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import pickle
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,8 +20,10 @@ import pytest
 from palm_ds.common import remote_files
 from palm_ds.common.errors import TemporaryError, UserError
 from palm_ds.common.file_cache import FileCache
+from palm_ds.common.files import hash_of_text
 from palm_ds.common.remote_files import Retries
 from palm_ds.corpus import corpus_folder, writer
+from palm_ds.corpus.manifest import write_manifest
 from palm_ds.corpus.options import TextOptions
 from palm_ds.corpus.prepare import PrepareOptions, prepare
 from palm_ds.corpus.store import Corpus, open_corpus
@@ -227,6 +230,26 @@ def test_a_changed_file_is_refused(local: Corpus, server: loopback.Server) -> No
     server.files[name] = data[:-20] + b"x" + data[-19:]
     with pytest.raises(UserError, match=r"arrow: what was fetched is not what the manifest says"):
         remote.document(0)
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer/../../../../../taken", "../../../taken", "{outside}", "a\nb", ""]
+)
+def test_a_corpus_writes_nowhere_else(
+    local: Corpus, server: loopback.Server, cache: Path, name: str
+) -> None:
+    taken = cache.parent / "taken"
+    taken.write_text("mine")
+    name = name.format(outside=taken)
+    files = {**local.manifest.files, name: {"bytes": 1, "sha256": hash_of_text("x")}}
+    changed = cache.parent / "changed"
+    changed.mkdir()
+    write_manifest(changed, replace(local.manifest, files=files))
+    server.files["/c/manifest.json"] = (changed / "manifest.json").read_bytes()
+    server.files[f"/c/{name}"] = server.files["/taken"] = b"x"
+    with pytest.raises(UserError, match=r"/c/manifest.json: damaged: .* is not a file within it"):
+        open_corpus(f"{server.url}/c").folder.verify()
+    assert taken.read_text() == "mine"
 
 
 def test_a_missing_file_is_an_error_without_retries(server: loopback.Server) -> None:

@@ -361,6 +361,8 @@ def test_a_recipe_that_the_job_checks_may_have_no_source(place: Path, capsys, so
         (KUBERNETES[:-2], "--image: missing; name"),
         ((*SLURM, "--image", "x"), "--image: Slurm runs no containers"),
         ((*SLURM, "--option", "gpu"), "--option 'gpu': expected KEY=VALUE"),
+        ((*SLURM, "--option", "a b\nrm -r x\n#=c"), "expected KEY=VALUE"),
+        ((*SLURM, "--option", "comment=a\nrm -r x"), "has a line break or control character"),
         ((*SLURM, "optimiser.lr=1"), 'optimiser: unknown key; did you mean "optimizer"'),
         ((*SLURM, "--nodes", "0"), "--nodes: expected a number above 0, got 0"),
         ((*KUBERNETES, "--gpus", "0"), "--gpus: expected 1 or more, got 0"),

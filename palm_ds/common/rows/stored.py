@@ -15,6 +15,7 @@ from palm_ds.common.remote_files import is_url, open_remote
 
 COMPRESSED = (".gz", ".zst")
 _SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".ods")
+_ZSTD_PIECE = 1 << 10  # compressed bytes, of which at most 32 MiB come
 _ARCHIVES = (".bz2", ".xz", ".zip", ".7z", ".rar", ".tar", ".tgz")
 
 
@@ -81,7 +82,8 @@ class _Gzip(gzip.GzipFile):
 
 
 class _Zstandard(io.RawIOBase):
-    """Decompresses frame by frame and, unlike the library's reader, detects truncated files."""
+    """Decompresses frame by frame and, unlike the library's reader, detects truncated files. Four
+    bytes may stand for 128 KiB, so that few are decompressed at a time."""
 
     def __init__(self, path: str) -> None:
         import zstandard
@@ -90,7 +92,7 @@ class _Zstandard(io.RawIOBase):
         self._error = zstandard.ZstdError
         self._new = zstandard.ZstdDecompressor().decompressobj
         self._frame = self._new()
-        self._ready, self._waiting, self._started = b"", b"", False
+        self._ready, self._waiting, self._started = memoryview(b""), b"", False
 
     def readable(self) -> bool:
         return True
@@ -101,7 +103,7 @@ class _Zstandard(io.RawIOBase):
 
     def readinto(self, buffer) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
         while not self._ready:
-            data = self._waiting or self._handle.read(1 << 16)
+            data = self._waiting or self._handle.read(_ZSTD_PIECE)
             if not data:
                 if self._started:
                     raise UserError(f"input {self.path}: damaged zstd file: unexpected end of file")
@@ -113,7 +115,7 @@ class _Zstandard(io.RawIOBase):
 
     def _advance(self, data: bytes) -> None:
         try:
-            self._ready, self._started = self._frame.decompress(data), True
+            self._ready, self._started = memoryview(self._frame.decompress(data)), True
         except self._error as error:
             raise UserError(f"input {self.path}: damaged zstd file: {error}") from None
         self._waiting = b""

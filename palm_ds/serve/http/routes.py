@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from fastapi import Request, Response
-from fastapi.responses import FileResponse, PlainTextResponse
+from fastapi.responses import PlainTextResponse
 
 from palm_ds.common.version import __version__
 from palm_ds.data.tasks.interfaces import as_json
@@ -202,17 +202,22 @@ async def reload(request: Request) -> Response:
 
 
 async def page() -> Response:
-    return FileResponse(STATIC / "index.html", headers=_PAGE)
+    return _file("index.html", "text/html")
 
 
 async def docs() -> Response:
-    return FileResponse(STATIC / "docs.html", headers=_PAGE)
+    return _file("docs.html", "text/html")
 
 
 async def static(name: str) -> Response:
     if name not in _FILES:
         raise RequestError(404, f"/static/{name}: no such file")
-    return FileResponse(STATIC / name, media_type=_FILES[name], headers=_PAGE)
+    return _file(name, _FILES[name])
+
+
+def _file(name: str, kind: str) -> Response:
+    """A whole file: FileResponse answers a wrong Range in a form of its own."""
+    return Response((STATIC / name).read_bytes(), media_type=kind, headers=_PAGE)
 
 
 # ---- all of them ----

@@ -49,7 +49,10 @@ def _svg(panel: Panel, height: float) -> str:
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context({"svg.fonttype": "none", "font.size": 9, "axes.labelsize": 9}):
+    with (
+        matplotlib.rc_context({"svg.fonttype": "none", "font.size": 9, "axes.labelsize": 9}),
+        matplotlib.rc_context({"text.parse_math": False}),  # a $ in a name is no formula
+    ):
         figure = Figure(figsize=(_WIDTH, height))
         # fixed margins: a layout fitted to the labels would draw everything four times
         figure.subplots_adjust(

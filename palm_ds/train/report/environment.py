@@ -12,6 +12,8 @@ from typing import Any
 
 import psutil
 
+from palm_ds.common.messages import without_secrets
+
 _PACKAGES = (
     "palm_ds",
     "torch",
@@ -34,7 +36,7 @@ def environment() -> dict[str, Any]:
         gpus.append(f"{device.name}, {device.total_memory / 2**30:.0f} GiB")
     return {
         "started": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
-        "command": " ".join(sys.argv),
+        "command": without_secrets(" ".join(sys.argv)),
         "host": platform.node(),
         "system": platform.platform(),
         "cpu": _cpu_name(),

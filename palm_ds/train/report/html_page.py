@@ -114,5 +114,5 @@ def table_of(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers_from: 
 
 
 def text_of(value: object) -> str:
-    """A value as text in HTML."""
-    return html.escape(str(value))
+    """A value as text in HTML; `?` for what UTF-8 does not have, such as half an emoji in JSON."""
+    return html.escape(str(value).encode("utf-8", "replace").decode("utf-8"))

@@ -17,7 +17,9 @@ import numpy as np
 import yaml
 
 from palm_ds.common.atomic import write_file_atomically
+from palm_ds.common.config import load_yaml
 from palm_ds.common.errors import UserError, first_line
+from palm_ds.common.messages import without_secrets
 from palm_ds.data.stream.curriculum_spec import read_stages
 from palm_ds.data.stream.stages import Curriculum
 from palm_ds.train.report.charts import figure, metrics_panel, run_panel, series, task_panel
@@ -48,7 +50,8 @@ class Story:
         for record in self.metrics.evaluations:
             titles, started = list(record.get("scores") or {}), record.get("started")
             seen += [title for title in titles if started is None or task_of(title) in started]
-        order = list(self.recipe.get("tasks") or {})
+        tasks = self.recipe.get("tasks")
+        order = list(tasks) if isinstance(tasks, Mapping) else []
         names = dict.fromkeys(seen)
         return [t for t in order if t in names] + [t for t in names if t not in order]
 
@@ -76,7 +79,7 @@ def _read(folder: Path) -> Story:
     metrics = read_metrics(folder / FILE)
     notes = list(metrics.broken)
     notes += [event["message"] for event in metrics.events if event.get("event") == "unlabelled"]
-    recipe = _mapping(folder / "recipe.yaml", yaml.safe_load, notes)
+    recipe = _mapping(folder / "recipe.yaml", load_yaml, notes)
     curriculum = None
     if recipe.get("stages"):
         try:
@@ -314,7 +317,8 @@ def _environment(story: Story) -> str:
             value = ", ".join(f"{k} {v}" for k, v in value.items())
         elif isinstance(value, list):
             value = ", ".join(map(str, value)) or "none"
-        rows.append([text_of(name.replace("_", " ")), text_of("-" if value is None else value)])
+        shown = "-" if value is None else without_secrets(str(value))
+        rows.append([text_of(name.replace("_", " ")), text_of(shown)])
     return "<h2>Environment</h2>" + table_of(["", ""], rows, numbers_from=2)
 
 
@@ -328,7 +332,9 @@ def _event_line(event: Mapping[str, Any]) -> str:
 
 def _details(title: str, text: str) -> str:
     return (
-        f"<details><summary>{title}</summary><pre>{text_of(text)}</pre></details>" if text else ""
+        f"<details><summary>{title}</summary><pre>{text_of(without_secrets(text))}</pre></details>"
+        if text
+        else ""
     )
 
 

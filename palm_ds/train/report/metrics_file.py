@@ -24,6 +24,7 @@ broken line. A resumed run first removes the lines of the steps that it will rep
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,6 +72,7 @@ class AppendFile:
 
 
 FILE = "metrics.jsonl"
+_MAX_STEP, _MAX_NUMBER = 1 << 53, sys.float_info.max
 PAIRS, PROBE = "minimal pairs", "probe"
 """Evaluation sets that no source gives."""
 
@@ -108,18 +110,24 @@ def read_metrics(path: str | Path) -> Metrics:
     return metrics
 
 
-_OF_EVENTS: Mapping[object, str] = {"unlabelled": "message", "chosen": "of_step"}
-"""What readers need of an event."""
+_OF_EVENTS: Mapping[object, tuple[str, type]] = {
+    "unlabelled": ("message", str),
+    "chosen": ("of_step", int),
+}
+"""What readers need of an event, and its type."""
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
+        if b"\\u" in line:  # half a character is none
+            json.dumps(record, ensure_ascii=False).encode("utf-8")
     except (ValueError, RecursionError):
         return None
     if not isinstance(record, dict) or not isinstance(record.get("step"), int):
         return None
-    return record if _is_of_kind(record) else None
+    known = abs(record["step"]) < _MAX_STEP and _is_number(record.get("elapsed"))
+    return record if known and _is_of_kind(record) else None
 
 
 def _is_of_kind(record: Mapping[str, object]) -> bool:
@@ -128,24 +136,44 @@ def _is_of_kind(record: Mapping[str, object]) -> bool:
         return all(_are_numbers(record.get(key)) for key in ("loss", "accuracy"))
     if record.get("kind") == "evaluation":
         scores = record.get("scores") or {}
-        return isinstance(scores, dict) and all(map(_is_score, scores.values()))
-    needed = _OF_EVENTS.get(record.get("event"))
-    return record.get("kind") == "event" and (needed is None or needed in record)
+        started = isinstance(record.get("started"), list | None)
+        return started and isinstance(scores, dict) and all(map(_is_score, scores.values()))
+    event = record.get("event", "")
+    if record.get("kind") != "event" or not isinstance(event, str):
+        return False
+    key, kind = _OF_EVENTS.get(event, ("step", int))
+    return isinstance(record.get(key), kind)
 
 
 def _is_score(score: object) -> bool:
-    if not isinstance(score, dict) or not isinstance(score.get("tables") or {}, dict):
+    if not isinstance(score, dict) or not _are_tables(score.get("tables")):
         return False
     rest = {key: value for key, value in score.items() if key not in ("metrics", "tables")}
     return _are_numbers(rest) and _are_numbers(score.get("metrics"))
+
+
+def _are_tables(tables: object) -> bool:
+    """Whether these are tables by title, each of rows of cells, or nothing."""
+    return tables is None or (
+        isinstance(tables, dict)
+        and all(
+            isinstance(rows, list) and rows and all(isinstance(row, list) for row in rows)
+            for rows in tables.values()
+        )
+    )
 
 
 def _are_numbers(values: object) -> bool:
     """Whether these are numbers by name, or nothing."""
     return values is None or (
         isinstance(values, dict)
-        and all(isinstance(value, int | float | None) for value in values.values())
+        and all(isinstance(x, float) or _is_number(x) for x in values.values())
     )
+
+
+def _is_number(value: object) -> bool:
+    """Whether this is a finite number, or nothing."""
+    return value is None or (isinstance(value, int | float) and abs(value) <= _MAX_NUMBER)
 
 
 def truncate_after(path: Path, step: int) -> float:

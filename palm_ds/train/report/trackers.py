@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import re
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -23,6 +21,7 @@ from typing import Any
 from palm_ds.common.config import read_json
 from palm_ds.common.errors import first_line
 from palm_ds.common.json_files import write_json
+from palm_ds.common.messages import without_secrets
 from palm_ds.train.report.tracker_clients import (
     MlflowTracker,
     TrackedRun,
@@ -36,7 +35,6 @@ FILE = "trackers.json"
 _RETRY_SECONDS = 60.0
 _CLOSE_SECONDS = 15.0
 _MAX_PENDING = 100_000
-_SECRETS = ("WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "HF_TOKEN")
 
 
 class BackgroundTracker:
@@ -115,15 +113,6 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, ImportError) and error.name:
         return f"needs {error.name}: pip install 'palm_ds[trackers]'"
     return without_secrets(first_line(error))[:200]
-
-
-def without_secrets(text: str) -> str:
-    """The text without passwords in URLs and without the values of secret variables."""
-    text = re.sub(r"://[^/@\s\"']+@", "://***@", text)
-    for name in _SECRETS:
-        if value := os.environ.get(name):
-            text = text.replace(value, "***")
-    return text
 
 
 # ---- of a run ----

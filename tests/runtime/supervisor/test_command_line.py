@@ -112,6 +112,7 @@ def test_every_option_of_deepspeed_is_known(capsys: pytest.CaptureFixture[str]) 
         ("deepspeed --hostfile hosts --include w1 s.py", "--include: name the hosts in hosts only"),
         ("deepspeed --hostfile wrong s.py", "wrong:2: expected `HOST slots=N`, each host once"),
         ("deepspeed --hostfile letters s.py", "letters:1: expected `HOST slots=N`, each host once"),
+        ("deepspeed --hostfile option s.py", "option:1: expected `HOST slots=N`, each host once"),
         ("deepspeed --hostfile empty s.py", "empty: names no host"),
         ("deepspeed --hostfile bytes s.py", "bytes: cannot be read as text: 'utf-8' codec"),
     ],
@@ -120,6 +121,7 @@ def test_mistakes_are_one_line(words, message, folder) -> None:
     (folder / "hosts").write_text("w1 slots=2\n")
     (folder / "wrong").write_text("w1 slots=2\nw1 slots=2\n")
     (folder / "letters").write_text("w1 slots=one\n")
+    (folder / "option").write_text("-oProxyCommand=x slots=1\n")  # ssh would run x
     (folder / "empty").write_text("# none\n")
     (folder / "bytes").write_bytes(b"w1 slots=2\n\xff\n")
     with pytest.raises(UserError) as error:

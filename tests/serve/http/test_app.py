@@ -446,6 +446,7 @@ def test_the_interface_describes_itself_without_other_servers(server: Local) -> 
         assert "'self'" in found.headers["content-security-policy"]
         for line in found.text.splitlines():
             assert "http://" not in line and "https://" not in line, line
+        assert server.get(path, headers={"range": "bytes=x"}).text == found.text
     assert server.get("/static/../app.py").status_code == 404
     assert server.get("/static/index.html").status_code == 404
 

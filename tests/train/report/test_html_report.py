@@ -206,7 +206,16 @@ def test_a_broken_last_line_is_reported_and_the_rest_is_shown(run_folder: Path) 
         {"kind": "evaluation", "step": 601, "scores": {MASKING: {"loss": "low"}}},
         {"kind": "evaluation", "step": 601, "scores": {MASKING: {"metrics": {"f1": "?"}}}},
         {"kind": "step", "step": 601, "loss": 3.2},
+        {"kind": "evaluation", "step": 601, "scores": {MASKING: {"tables": {"a": 1}}}},
+        {"kind": "evaluation", "step": 601, "scores": {MASKING: {"tables": {"a": []}}}},
+        {"kind": "evaluation", "step": 601, "started": 1},
+        {"kind": "step", "step": 601, "loss": {MASKING: 10**400}},
+        {"kind": "step", "step": 10**30, "loss": {MASKING: 1.0}},
+        {"kind": "step", "step": 601, "loss": {MASKING: 1.0}, "elapsed": "long"},
+        {"kind": "step", "step": 601, "loss": {"\ud800": 1.0}},
         {"kind": "event", "step": 601, "event": "unlabelled"},
+        {"kind": "event", "step": 601, "event": "chosen", "of_step": "best"},
+        {"kind": "event", "step": 601, "event": ["chosen"]},
     ],
 )
 def test_an_edited_line_that_says_nothing_is_reported(run_folder: Path, edited: dict) -> None:
@@ -245,6 +254,9 @@ def test_a_task_without_labels_is_on_top_of_the_page(run_folder: Path) -> None:
         ("recipe.yaml", None, "recipe.yaml is missing"),
         ("recipe.yaml", "a: [", "recipe.yaml cannot be read"),
         ("recipe.yaml", "stages: 3", "recipe.yaml: stages:"),
+        ("recipe.yaml", "tasks: 3", "step 600"),
+        ("recipe.yaml", "a: &a [*a]", "recipe.yaml cannot be read"),
+        ("environment.json", '{"host": "\\ud800"}', "host"),
         ("environment.json", "{", "environment.json cannot be read"),
         ("environment.json", "[" * 9999, "environment.json cannot be read"),
         ("recipe.yaml", "seed: 2020-13-01", "recipe.yaml cannot be read"),
@@ -271,6 +283,25 @@ def test_names_and_messages_are_escaped(run_folder: Path) -> None:
     path = write_report(run_folder)
     assert "<script" not in path.read_text() and "saved &lt;600&gt;" in path.read_text()
     assert evil in parsed(path).text
+
+
+def test_a_metric_is_named_as_it_is_in_the_curves(run_folder: Path) -> None:
+    """Between two dollar signs matplotlib reads a formula."""
+    score = {"loss": 1.0, "metrics": {r"$\frac{$": 0.5}}
+    line = {"kind": "evaluation", "step": 601, "scores": {MASKING: score}}
+    with (run_folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    assert r"$\frac{$</text>" in write_report(run_folder).read_text()
+
+
+@pytest.mark.usefixtures("empty_curves")
+def test_a_report_has_no_passwords(run_folder: Path) -> None:
+    source = {"sources": {"rows": {"table": "https://me:secret@host/a.tsv"}}}
+    (run_folder / "recipe.yaml").write_text(yaml.safe_dump(source))
+    about = {"command": "palm-ds finetune init_from=https://me:secret@host/model"}
+    (run_folder / "environment.json").write_text(json.dumps(about))
+    text = write_report(run_folder).read_text()
+    assert "secret" not in text and text.count("https://***@host/") == 2
 
 
 @pytest.mark.parametrize("lines", [[], [evaluation(0)], [step_record(1)]])
