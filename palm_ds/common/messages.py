@@ -46,6 +46,8 @@ _SECRETS = (
     *("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "PALM_DS_TOKEN"),
 )
 """Environment variables whose values belong into no message or report."""
+_SHORTEST_SECRET = 6
+"""A shorter value is no secret, but may be part of any word."""
 
 
 def without_secrets(text: str) -> str:
@@ -54,7 +56,7 @@ def without_secrets(text: str) -> str:
     text = re.sub(r"://[^/@\s\"']+@", "://***@", text)
     text = re.sub(r"(?i)([?&][\w-]*(?:signature|token|sig|key)=)[^&\s\"']+", r"\1***", text)
     for name in _SECRETS:
-        if value := os.environ.get(name):
+        if len(value := os.environ.get(name, "")) >= _SHORTEST_SECRET:
             text = text.replace(value, "***")
     return text
 

@@ -94,6 +94,7 @@ def test_secrets_are_hidden(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "abc123")
+    monkeypatch.setenv("PALM_DS_TOKEN", "a")
     assert without_secrets("key abc123 at http://u:p@h/x?y=1") == "key *** at http://***@h/x?y=1"
     signed = "https://h/x?X-Amz-Date=1&X-Amz-Signature=ab12&sig=c%2B"
     assert without_secrets(signed) == "https://h/x?X-Amz-Date=1&X-Amz-Signature=***&sig=***"
