@@ -49,11 +49,7 @@ from palm_ds.model.heads.ngrams import (
     extend_embeddings,
     ngram_id,
 )
-from palm_ds.model.heads.replaced_tokens import (
-    GeneratorSizes,
-    detection_scores,
-    generator_name,
-)
+from palm_ds.model.heads.replaced_tokens import GeneratorSizes, detection_scores, generator_name
 from palm_ds.model.inputs.visibility import multi_flow
 from palm_ds.pretrain.shared.ngram_segments import (
     SegmentStatistics,

@@ -28,12 +28,7 @@ from palm_ds.model.config.config import EncoderConfig
 from palm_ds.text.byte_level_bpe import is_roberta_bpe, write_byte_level_bpe
 from palm_ds.text.sentencepiece_model import UNLISTED, is_ernie_m_backend, write_ernie_m
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
-from palm_ds.weights.formats.contents import (
-    USUAL,
-    CheckpointContents,
-    HeadInfo,
-    TensorEntry,
-)
+from palm_ds.weights.formats.contents import USUAL, CheckpointContents, HeadInfo, TensorEntry
 from palm_ds.weights.formats.format import Export, Format
 from palm_ds.weights.formats.huggingface.architecture import NEXT_SENTENCE
 from palm_ds.weights.formats.huggingface.families import FAMILIES, architecture_for

@@ -10,10 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.kinds.rotary_bert import (
-    JinaEmbeddingsV3,
-    JinaEmbeddingsV3Options,
-)
+from palm_ds.model.encoder.kinds.rotary_bert import JinaEmbeddingsV3, JinaEmbeddingsV3Options
 from palm_ds.weights.formats.huggingface.architecture import (
     CLASSIFIER,
     MASKED_WORDS,
@@ -26,11 +23,7 @@ from palm_ds.weights.formats.huggingface.architecture import (
     fold_task_into,
     usual_config_json,
 )
-from palm_ds.weights.formats.huggingface.check_config import (
-    USUAL_CHECKS,
-    USUAL_KEYS,
-    check_values,
-)
+from palm_ds.weights.formats.huggingface.check_config import USUAL_CHECKS, USUAL_KEYS, check_values
 from palm_ds.weights.formats.huggingface.rotary import ATTENTION_MODULES, RUN_KEYS, rotary_base
 
 _HUB = {
