@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import NonNegativeFloat, PositiveFloat
@@ -40,6 +40,7 @@ from palm_ds.data.sources.corpus import CorpusSource, passages
 from palm_ds.data.tasks.example import Example, build_input, layouts
 from palm_ds.data.tasks.masking import unigram_baseline
 from palm_ds.data.tasks.task import CorpusTask
+from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.heads import further_loss
 from palm_ds.model.heads.ngrams import (
     FINE,
@@ -59,11 +60,6 @@ from palm_ds.pretrain.shared.ngram_segments import (
     segments_of,
 )
 from palm_ds.text.ngrams import NgramLexicon
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from palm_ds.model.encoder.encoder import Encoder
 
 SHORTEST = 4
 """Tokens of the shortest passage."""
@@ -299,7 +295,7 @@ class ExplicitNgramMasking(CorpusTask):
 
     # ---- the model ----
 
-    def head(self, backbone: Encoder) -> nn.Module:
+    def head(self, backbone: Encoder) -> NgramHead:
         lexicon, generator = self.ngrams, None
         symbols = lexicon.longest if self.comprehensive else 0
         extend_embeddings(backbone, len(lexicon) + symbols, self.where)
