@@ -17,7 +17,7 @@ from pydantic import Field
 
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import Example, build_input, layouts
-from palm_ds.pretrain.shared.paragraphs import SegmentOrderTask
+from palm_ds.pretrain.shared.predictions import SegmentOrderTask
 from palm_ds.text.tokens import TokenSpan
 
 

@@ -17,13 +17,8 @@ from pydantic import Field
 from palm_ds.common.settings import PositiveShare
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import Example, build_input
-from palm_ds.pretrain.shared.paragraphs import (
-    SegmentOrderTask,
-    count_orders,
-    lay_out,
-    paragraphs,
-    segments,
-)
+from palm_ds.pretrain.shared.paragraphs import count_orders, lay_out, paragraphs, segments
+from palm_ds.pretrain.shared.predictions import SegmentOrderTask
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,44 +10,13 @@ reveal the order.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Annotated, ClassVar
 
 import numpy as np
-from pydantic import Field
 
 from palm_ds.common.rng import derive_key, keyed_uniform
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import layouts
-from palm_ds.pretrain.shared.predictions import ClassPrediction
-
-
-@dataclass(frozen=True, kw_only=True)
-class SegmentOrderTask(ClassPrediction):
-    """A task whose classes are the orders of 1 to `most` segments of a text."""
-
-    most: Annotated[int, Field(ge=2, le=6)]
-
-    num_uniforms: ClassVar[int] = 1
-    head_settings: ClassVar[Sequence[str]] = ("most",)
-
-    @cached_property
-    def orders(self) -> list[tuple[int, ...]]:
-        """The permutation of every class: (0), (0 1), (1 0), (0 1 2), ..."""
-        sizes = range(1, self.most + 1)
-        return [order for size in sizes for order in itertools.permutations(range(size))]
-
-    @property
-    def class_count(self) -> int:
-        return len(self.orders)
-
-    def class_name(self, label: int) -> str:
-        """`2 1 3`: the text's second segment comes first."""
-        return " ".join(str(segment + 1) for segment in self.orders[label])
 
 
 def count_orders(most: int) -> np.ndarray:

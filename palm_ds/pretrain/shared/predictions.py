@@ -12,10 +12,14 @@ Charpentier and Samuel 2024). Stages may also follow one another, in either orde
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import cached_property
+from typing import Annotated, ClassVar
 
 import numpy as np
+from pydantic import Field
 
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.masking import unigram_baseline
@@ -45,6 +49,31 @@ class ClassPrediction(CorpusTask):
         """Guesses one of the classes."""
         chance = np.full(len(targets), 1 / self.class_count)
         return -np.log(chance), chance
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentOrderTask(ClassPrediction):
+    """A task whose classes are the orders of 1 to `most` segments of a text."""
+
+    most: Annotated[int, Field(ge=2, le=6)]
+    """Maximum number of segments."""
+
+    num_uniforms: ClassVar[int] = 1
+    head_settings: ClassVar[Sequence[str]] = ("most",)
+
+    @cached_property
+    def orders(self) -> list[tuple[int, ...]]:
+        """The permutation of every class: (0), (0 1), (1 0), (0 1 2), ..."""
+        sizes = range(1, self.most + 1)
+        return [order for size in sizes for order in itertools.permutations(range(size))]
+
+    @property
+    def class_count(self) -> int:
+        return len(self.orders)
+
+    def class_name(self, label: int) -> str:
+        """`2 1 3`: the text's second segment comes first."""
+        return " ".join(str(segment + 1) for segment in self.orders[label])
 
 
 @dataclass(frozen=True, kw_only=True)
