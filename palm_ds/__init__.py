@@ -49,9 +49,7 @@ if TYPE_CHECKING:
         TransformerSpec,
         load,
     )
-    from palm_ds.api import (
-        events as event,
-    )
+    from palm_ds.api import events as event
     from palm_ds.model.heads import heads as heads
     from palm_ds.tasks import metrics as metrics
 

@@ -51,18 +51,10 @@ from palm_ds.runtime.optimizer.wrappers import StepFreezing
 from palm_ds.runtime.processes.processes import Processes, check_supported, start, stop
 from palm_ds.runtime.processes.watchdog import Watchdog
 from palm_ds.runtime.step.grad_cache import GlobalBatchLoss
-from palm_ds.runtime.step.gradient_accumulation import (
-    LossSums,
-    MicroSteps,
-    StepResult,
-)
+from palm_ds.runtime.step.gradient_accumulation import LossSums, MicroSteps, StepResult
 from palm_ds.runtime.zero.swap_folder import SwapFolder
 from palm_ds.runtime.zero.swapped_state import guard_swapping
-from palm_ds.runtime.zero.zero_step import (
-    count_skipped,
-    set_accumulation,
-    set_up_skipping,
-)
+from palm_ds.runtime.zero.zero_step import count_skipped, set_accumulation, set_up_skipping
 
 log = logging.getLogger(__name__)
 

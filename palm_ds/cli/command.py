@@ -28,12 +28,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn, TextIO
 
-from palm_ds.cli.interrupts import (
-    between_imports,
-    interrupt_between_imports,
-    line_of,
-    raise_again,
-)
+from palm_ds.cli.interrupts import between_imports, interrupt_between_imports, line_of, raise_again
 from palm_ds.cli.output import add_output_options, direct_messages
 from palm_ds.common.errors import (
     FAILED,

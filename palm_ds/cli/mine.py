@@ -76,11 +76,7 @@ def _choice_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from palm_ds.data.reader.options import columns_of
-    from palm_ds.inference.search.mine_files import (
-        mine_file,
-        open_pairs,
-        pair_scorer,
-    )
+    from palm_ds.inference.search.mine_files import mine_file, open_pairs, pair_scorer
     from palm_ds.inference.search.mine_negatives import MiningSettings
     from palm_ds.inference.trained_model import TrainedModel
 

@@ -28,12 +28,7 @@ from palm_ds.common.remote_files import is_url
 from palm_ds.corpus.annotations import Document, TokenAnnotation, apply_annotation, find_annotation
 from palm_ds.corpus.executors import check_mpi, open_executor
 from palm_ds.corpus.input.discover import InputSpan, find_inputs
-from palm_ds.corpus.manifest import (
-    Manifest,
-    check_files,
-    read_manifest,
-    write_manifest,
-)
+from palm_ds.corpus.manifest import Manifest, check_files, read_manifest, write_manifest
 from palm_ds.corpus.options import input_options
 from palm_ds.corpus.progress_bar import show_progress
 from palm_ds.corpus.work_dir import (

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from palm_ds.common.atomic import move_into_place
 from palm_ds.common.errors import UserError
@@ -40,14 +39,7 @@ _SPECIALS = 3  # [CLS] first [SEP] second [SEP]
 # ---- files to a corpus ----
 
 
-def open_ernie(
-    lines: str | Path,
-    tokenizer: str | Path,
-    folder: str | Path,
-    *,
-    workers: int = 1,
-    console: Console | None = None,
-) -> Corpus:
+def open_ernie(lines: str | Path, tokenizer: str | Path, folder: str | Path) -> Corpus:
     """Opens the corpus of a file of lines, or of a list of such files.
 
     It is prepared in `folder` the first time, and again if the files have changed. Other processes
@@ -63,7 +55,7 @@ def open_ernie(
         with locked(folder.with_name(folder.name + ".lock")):
             corpus = _fresh(folder, wanted)
             if corpus is None:
-                corpus = _make(folder, str(lines), str(tokenizer), wanted, workers, console)
+                corpus = _make(folder, str(lines), str(tokenizer), wanted)
             return corpus
     except OSError as error:
         raise UserError(
@@ -117,23 +109,14 @@ def _write_source(folder: Path, entries: list[dict[str, Any]]) -> None:
     write_json(folder / _SOURCE, entries)
 
 
-def _make(
-    folder: Path,
-    lines: str,
-    tokenizer: str,
-    wanted: list[dict[str, Any]],
-    workers: int,
-    console: Console | None,
-) -> Corpus:
+def _make(folder: Path, lines: str, tokenizer: str, wanted: list[dict[str, Any]]) -> Corpus:
     """Prepares the corpus next to `folder` and moves it there."""
     new, old = (folder.with_name(folder.name + end) for end in (".new", ".old"))
     for rest in (new, new.with_name(new.name + ".partial"), old):
         shutil.rmtree(rest, ignore_errors=True)
-    options = PrepareOptions(
-        input=InputOptions(format="ernie"), tokenizer=tokenizer, workers=workers
-    )
+    options = PrepareOptions(input=InputOptions(format="ernie"), tokenizer=tokenizer, workers=1)
     contents = [_with_contents(entry) for entry in wanted]  # hashed before they are read
-    prepare(new, [lines], options, console=console)
+    prepare(new, [lines], options)
     _write_source(new, contents)
     move_into_place(new, folder, aside=old)
     shutil.rmtree(old, ignore_errors=True)

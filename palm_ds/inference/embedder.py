@@ -37,10 +37,7 @@ from palm_ds.text.exported_tokenizer import normalizing_tokenizer
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.text.tokens import TokenSpan
 from palm_ds.weights.formats.contents import CheckpointContents
-from palm_ds.weights.formats.huggingface.sentence_transformers import (
-    embedding_length,
-    modules_of,
-)
+from palm_ds.weights.formats.huggingface.sentence_transformers import embedding_length, modules_of
 from palm_ds.weights.formats.runnable import has_pooler
 
 Text: TypeAlias = str | Sequence[str]

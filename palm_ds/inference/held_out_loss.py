@@ -34,12 +34,7 @@ from palm_ds.model.multi_task_model import Model
 from palm_ds.pretrain.causal_language_model import CausalLanguageModel
 from palm_ds.pretrain.knowledge_masking import KnowledgeMasking
 from palm_ds.runtime.processes.process_group import SINGLE_PROCESS, ProcessGroup
-from palm_ds.train.evaluate.minimal_pairs import (
-    PairScore,
-    PairScores,
-    pair_set,
-    rows_within_memory,
-)
+from palm_ds.train.evaluate.minimal_pairs import PairScore, PairScores, pair_set, rows_within_memory
 from palm_ds.weights.formats.huggingface.names import MASKED_WORDS
 
 RATE = 0.15

@@ -51,11 +51,7 @@ from palm_ds.train.recipe.recipe import Recipe, make_recipe
 from palm_ds.train.setup.build import build_model
 from palm_ds.weights import weights_folder
 from palm_ds.weights.formats import native
-from palm_ds.weights.formats.contents import (
-    CheckpointContents,
-    fitting_tokenizer,
-    read_tokenizer,
-)
+from palm_ds.weights.formats.contents import CheckpointContents, fitting_tokenizer, read_tokenizer
 from palm_ds.weights.formats.huggingface import read as huggingface
 from palm_ds.weights.formats.huggingface.architecture import MASKED_WORDS
 from palm_ds.weights.formats.weights_info import INFO

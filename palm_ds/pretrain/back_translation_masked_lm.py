@@ -32,7 +32,7 @@ from palm_ds.data.tasks.example import Example, build_input, layouts
 from palm_ds.data.tasks.masking import Unit
 from palm_ds.data.tasks.task import CorpusTask
 from palm_ds.model.inputs.visibility import full
-from palm_ds.pretrain.shared.token_prediction import TokenPrediction
+from palm_ds.pretrain.shared.predictions import TokenPrediction
 from palm_ds.pretrain.shared.unit_masking import UnitMasking
 from palm_ds.text.tokens import TokenSpan
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -19,18 +19,14 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.masking import class_prior_baseline
-from palm_ds.data.tasks.task import CorpusTask
+from palm_ds.pretrain.shared.predictions import ClassPrediction
 from palm_ds.text.display import token_texts
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from palm_ds.model.encoder.encoder import Encoder
 
 
 @dataclass(frozen=True, kw_only=True)
-class Capitalization(CorpusTask):
+class Capitalization(ClassPrediction):
     labels: ClassVar[Sequence[str]] = ("small", "capital")
+    of_texts: ClassVar[bool] = False
 
     def annotations(self) -> tuple[str, ...]:
         return ("capital", "word")
@@ -64,11 +60,6 @@ class Capitalization(CorpusTask):
         found[0, regular] = [text[:1].upper() != text[:1].lower() for text in texts]
         found[1, regular] = [text.isspace() for text in texts]
         return found
-
-    def head(self, backbone: Encoder) -> nn.Module:
-        from palm_ds.model.heads.heads import ClassHead
-
-        return ClassHead(backbone.config.hidden_size, classes=2, truncated=True)
 
     def baseline(self, targets: np.ndarray, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
         """The share of capitalized words."""

@@ -37,7 +37,7 @@ from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.task import CorpusTask
 from palm_ds.model.heads.outputs import Reading
 from palm_ds.model.inputs.visibility import causal
-from palm_ds.pretrain.shared.token_prediction import TokenPrediction
+from palm_ds.pretrain.shared.predictions import TokenPrediction
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field, PositiveInt
@@ -21,18 +21,13 @@ from pydantic import Field, PositiveInt
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import Example, build_input, layouts
-from palm_ds.data.tasks.task import CorpusTask
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.pretrain.shared.predictions import ClassPrediction
 
 FAKE, REAL = range(2)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DialogueLanguageModel(CorpusTask):
+class DialogueLanguageModel(ClassPrediction):
     turns: Annotated[int, Field(ge=2)] = 3
     """Number of consecutive turns in an example; a shorter dialogue of at least two is used
     whole."""
@@ -130,14 +125,6 @@ class DialogueLanguageModel(CorpusTask):
     @property
     def segments(self) -> int:  # type: ignore[override]
         return self.roles
-
-    def head(self, backbone: Encoder) -> nn.Module:
-        from palm_ds.model.heads.heads import ClassHead
-
-        return ClassHead(backbone.config.hidden_size, classes=2, pooled=True, truncated=True)
-
-    def baseline(self, targets: np.ndarray, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
-        return np.full(len(targets), np.log(2)), np.full(len(targets), 1 / 2)
 
 
 def _draw_outside(values: np.ndarray, own: np.ndarray, draw: np.ndarray) -> np.ndarray:

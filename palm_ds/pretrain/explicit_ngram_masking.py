@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import NonNegativeFloat, PositiveFloat
@@ -40,6 +40,7 @@ from palm_ds.data.sources.corpus import CorpusSource, passages
 from palm_ds.data.tasks.example import Example, build_input, layouts
 from palm_ds.data.tasks.masking import unigram_baseline
 from palm_ds.data.tasks.task import CorpusTask
+from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.heads import further_loss
 from palm_ds.model.heads.ngrams import (
     FINE,
@@ -49,25 +50,9 @@ from palm_ds.model.heads.ngrams import (
     extend_embeddings,
     ngram_id,
 )
-from palm_ds.model.heads.replaced_tokens import (
-    GeneratorSizes,
-    detection_scores,
-    generator_name,
-)
+from palm_ds.model.heads.replaced_tokens import GeneratorSizes, detection_scores, generator_name
 from palm_ds.model.inputs.visibility import multi_flow
-from palm_ds.pretrain.shared.ngram_segments import (
-    SegmentStatistics,
-    open_lexicon,
-    places_of,
-    segment_statistics,
-    segments_of,
-)
-from palm_ds.text.ngrams import NgramLexicon
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.text.ngrams import SINGLE, NgramLexicon, read_ngrams
 
 SHORTEST = 4
 """Tokens of the shortest passage."""
@@ -158,7 +143,7 @@ class ExplicitNgramMasking(CorpusTask):
 
     @cached_property
     def _opened(self) -> tuple[NgramLexicon, str]:
-        return open_lexicon(self.lexicon, self.path_of("lexicon"))
+        return _open_lexicon(self.lexicon, self.path_of("lexicon"))
 
     @property
     def ngrams(self) -> NgramLexicon:
@@ -169,7 +154,7 @@ class ExplicitNgramMasking(CorpusTask):
         return {self.lexicon: fingerprint(self.ngrams.ngrams)}
 
     def _statistics(self, source: CorpusSource) -> SegmentStatistics:
-        return segment_statistics(source, self.ngrams, self.lexicon)
+        return _segment_statistics(source, self.ngrams, self.lexicon)
 
     def check(self, source: CorpusSource, max_length: int) -> None:
         where, tokenizer = self.path_of("lexicon"), self._opened[1]
@@ -231,7 +216,7 @@ class ExplicitNgramMasking(CorpusTask):
         drawn, end = int(layout["drawn"]), int(layout["end"])
         tokens = int(layout["length"]) - _SPECIALS - (drawn if self.comprehensive else 0)
         piece = source.read(end - tokens, end)
-        segments = segments_of(piece.ids, self.ngrams)
+        segments = _segments_of(piece.ids, self.ngrams)
         many = len(segments.ids)
         chosen = np.zeros(many, bool)
         chosen[rng.choice(many, min(drawn, many), replace=False)] = True
@@ -303,7 +288,7 @@ class ExplicitNgramMasking(CorpusTask):
 
     # ---- the model ----
 
-    def head(self, backbone: Encoder) -> nn.Module:
+    def head(self, backbone: Encoder) -> NgramHead:
         lexicon, generator = self.ngrams, None
         symbols = lexicon.longest if self.comprehensive else 0
         extend_embeddings(backbone, len(lexicon) + symbols, self.where)
@@ -325,8 +310,70 @@ class ExplicitNgramMasking(CorpusTask):
         if loss == self.fine:
             return unigram_baseline(targets, source.unigrams)
         ids = targets[:, 0] if targets.ndim > 1 else targets
-        places = places_of(ids, source.vocabulary.size)
+        places = _places_of(ids, source.vocabulary.size)
         return unigram_baseline(places, self._statistics(source).frequency)
 
     def tallied(self, tallies: Mapping[str, float]) -> dict[str, Any]:
         return detection_scores(tallies)
+
+
+@dataclass(frozen=True)
+class Segments:
+    """The segments of a text."""
+
+    first: np.ndarray
+    """(segments,) the first token of each, ascending"""
+    sizes: np.ndarray
+    """(segments,) tokens of each"""
+    ids: np.ndarray
+    """(segments,) int64: its token, or below 0 its n-gram (model/heads/ngrams.py)"""
+
+
+@dataclass(frozen=True)
+class SegmentStatistics:
+    """What the segments of a corpus are like, of a sample of it."""
+
+    mean_tokens: float
+    """Tokens of a segment."""
+    frequency: np.ndarray
+    """(tokens + n-grams,) relative frequencies, one added to each count: the unigram baseline."""
+
+
+def _open_lexicon(path: str, where: str) -> tuple[NgramLexicon, str]:
+    """The lexicon in a file, and the fingerprint of its tokenizer. Raises UserError, starting with
+    `where`."""
+    try:
+        return read_ngrams(path)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+
+
+def _segments_of(ids: np.ndarray, lexicon: NgramLexicon) -> Segments:
+    """The segments of a text (tokens,)."""
+    first, numbers = lexicon.cut(ids)
+    own = np.where(numbers == SINGLE, np.asarray(ids, np.int64)[first], ngram_id(numbers))
+    return Segments(first, np.diff(first, append=len(ids)), own)
+
+
+def _places_of(ids: np.ndarray, tokens: int) -> np.ndarray:
+    """The places of segments in a joined vocabulary: `tokens` tokens, then the n-grams."""
+    return np.where(ids < 0, tokens + ngram_id(ids), ids)
+
+
+def _segment_statistics(
+    source: CorpusSource, lexicon: NgramLexicon, path: str
+) -> SegmentStatistics:
+    """Those of a source or, if it is a window of a large corpus, of its first window."""
+    source = source.reference
+
+    def count() -> SegmentStatistics:
+        tokens, size = 0, source.vocabulary.size
+        counts = np.ones(size + len(lexicon))
+        for piece in source.sample(()):
+            ids = _segments_of(piece.ids, lexicon).ids
+            counts += np.bincount(_places_of(ids, size), minlength=len(counts))
+            tokens += len(piece)
+        segments = counts.sum() - len(counts)
+        return SegmentStatistics(tokens / max(segments, 1), counts / counts.sum())
+
+    return source.cached(f"segments {path}", count)

@@ -24,7 +24,7 @@ from palm_ds.data.tasks.documents import WindowPlace
 from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.task import CorpusTask
 from palm_ds.model.heads.outputs import Reading
-from palm_ds.pretrain.shared.token_prediction import TokenPrediction
+from palm_ds.pretrain.shared.predictions import TokenPrediction
 from palm_ds.pretrain.shared.unit_masking import UnitMasking
 
 

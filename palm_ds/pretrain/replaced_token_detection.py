@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import NonNegativeFloat, PositiveFloat
@@ -31,6 +31,7 @@ from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.masking import Unit, unigram_baseline
 from palm_ds.data.tasks.task import CorpusTask
+from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.encoder.shared_embeddings import EmbeddingSharing, check_sharing
 from palm_ds.model.heads.replaced_tokens import (
     Generator,
@@ -40,11 +41,6 @@ from palm_ds.model.heads.replaced_tokens import (
     generator_name,
 )
 from palm_ds.pretrain.shared.unit_masking import UnitMasking
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from palm_ds.model.encoder.encoder import Encoder
 
 _MOST_KEY = 2**63 - 1
 
@@ -92,7 +88,7 @@ class ReplacedTokenDetection(UnitMasking, CorpusTask):
         own = np.flatnonzero(free & (example.source_offsets >= 0))
         example.labels[self.name] = own, example.unmasked_ids[own]
 
-    def head(self, backbone: Encoder) -> nn.Module:
+    def head(self, backbone: Encoder) -> ReplacedTokenHead:
         check_sharing(backbone, self.embedding_sharing, self.path_of("embedding_sharing"))
         config = self.generator.config(backbone.config, self.path_of("generator"))
         generator = Generator(

@@ -10,37 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import Example, build_input, layouts
-from palm_ds.data.tasks.task import CorpusTask
-from palm_ds.pretrain.shared.paragraphs import segment_orders
+from palm_ds.pretrain.shared.predictions import SegmentOrderTask
 from palm_ds.text.tokens import TokenSpan
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from palm_ds.model.encoder.encoder import Encoder
 
 
 @dataclass(frozen=True, kw_only=True)
-class SegmentReordering(CorpusTask):
+class SegmentReordering(SegmentOrderTask):
     most: Annotated[int, Field(ge=2, le=6)] = 4
     """Maximum number of segments. Documents of fewer sentences are left out."""
 
     documents: ClassVar[Literal["no", "also", "only"]] = "only"
-    num_uniforms: ClassVar[int] = 1
-    head_settings: ClassVar[Sequence[str]] = ("most",)
-
-    @cached_property
-    def orders(self) -> list[tuple[int, ...]]:
-        """The permutation of every class."""
-        return segment_orders(self.most)
 
     def items(self, source: CorpusSource, max_length: int) -> np.ndarray:
         """(documents, 2): their sentences [first, last)."""
@@ -72,22 +58,6 @@ class SegmentReordering(CorpusTask):
     @classmethod
     def labels_others(cls) -> bool:
         return False
-
-    def head(self, backbone: Encoder) -> nn.Module:
-        from palm_ds.model.heads.heads import ClassHead
-
-        return ClassHead(
-            backbone.config.hidden_size, classes=len(self.orders), pooled=True, truncated=True
-        )
-
-    def baseline(self, targets: np.ndarray, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
-        """Guesses one of all orders."""
-        chance = np.full(len(targets), 1 / len(self.orders))
-        return -np.log(chance), chance
-
-    def class_name(self, label: int) -> str:
-        """`2 1 3`: the document's second segment comes first."""
-        return " ".join(str(segment + 1) for segment in self.orders[label])
 
 
 def _joined(pieces: Sequence[TokenSpan]) -> TokenSpan:

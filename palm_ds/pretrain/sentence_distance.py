@@ -114,6 +114,3 @@ class SentenceDistance(PairTask):
         example = arrange_pair(layout, source, swap=bool(layout["swapped"]))
         example.labels[self.name] = np.array([0]), np.array([layout["label"]])
         return example
-
-    def baseline(self, targets: np.ndarray, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
-        return np.full(len(targets), np.log(3)), np.full(len(targets), 1 / 3)

@@ -8,26 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from palm_ds.common.settings import PositiveShare
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import Example, build_input
-from palm_ds.data.tasks.task import CorpusTask
 from palm_ds.pretrain.shared.paragraphs import lay_out, paragraphs, segments
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.pretrain.shared.predictions import ClassPrediction
 
 SWAPPED, IN_ORDER = range(2)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SentenceOrder(CorpusTask):
+class SentenceOrder(ClassPrediction):
     shortest: PositiveShare = 0.2
     """Paragraphs longer than half a row are cut to a random length between this share of a row and
     a whole row."""
@@ -55,11 +50,3 @@ class SentenceOrder(CorpusTask):
         example = build_input(pieces, source.vocabulary, range(2))
         example.labels[self.name] = np.array([0]), np.array([label])
         return example
-
-    def head(self, backbone: Encoder) -> nn.Module:
-        from palm_ds.model.heads.heads import ClassHead
-
-        return ClassHead(backbone.config.hidden_size, classes=2, pooled=True, truncated=True)
-
-    def baseline(self, targets: np.ndarray, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
-        return np.full(len(targets), np.log(2)), np.full(len(targets), 1 / 2)

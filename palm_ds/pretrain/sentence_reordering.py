@@ -8,10 +8,8 @@ as in ERNIE-Doc), drawn uniformly among those that the paragraph's number of sen
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
@@ -19,36 +17,17 @@ from pydantic import Field
 from palm_ds.common.settings import PositiveShare
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import Example, build_input
-from palm_ds.data.tasks.task import CorpusTask
-from palm_ds.pretrain.shared.paragraphs import (
-    count_orders,
-    lay_out,
-    paragraphs,
-    segment_orders,
-    segments,
-)
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.pretrain.shared.paragraphs import count_orders, lay_out, paragraphs, segments
+from palm_ds.pretrain.shared.predictions import SegmentOrderTask
 
 
 @dataclass(frozen=True, kw_only=True)
-class SentenceReordering(CorpusTask):
+class SentenceReordering(SegmentOrderTask):
     most: Annotated[int, Field(ge=2, le=6)] = 3
     """Maximum number of segments; the backbone needs as many token types."""
     shortest: PositiveShare = 0.2
     """Paragraphs longer than half a row are cut to a random length between this share of a row and
     a whole row."""
-
-    num_uniforms: ClassVar[int] = 1
-    head_settings: ClassVar[Sequence[str]] = ("most",)
-
-    @cached_property
-    def orders(self) -> list[tuple[int, ...]]:
-        """The permutation of every class: (0), (0 1), (1 0), (0 1 2), ..."""
-        return segment_orders(self.most)
 
     def items(self, source: CorpusSource, max_length: int) -> np.ndarray:
         """(texts, 4): at least two whole sentences, and their paragraph."""
@@ -78,18 +57,7 @@ class SentenceReordering(CorpusTask):
     def segments(self) -> int:  # type: ignore[override]
         return self.most
 
-    def head(self, backbone: Encoder) -> nn.Module:
-        from palm_ds.model.heads.heads import ClassHead
-
-        return ClassHead(
-            backbone.config.hidden_size, classes=len(self.orders), pooled=True, truncated=True
-        )
-
     def baseline(self, targets: np.ndarray, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
         """Knows the number of segments n, which is visible, and guesses one of the n! orders."""
         possible = np.array([math.factorial(len(order)) for order in self.orders])[targets]
         return np.log(possible), 1 / possible
-
-    def class_name(self, label: int) -> str:
-        """`2 1 3`: the text's second segment comes first."""
-        return " ".join(str(segment + 1) for segment in self.orders[label])

@@ -12,7 +12,7 @@ the loss measures how far apart other sentences are.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import PositiveFloat, PositiveInt
@@ -20,12 +20,9 @@ from pydantic import PositiveFloat, PositiveInt
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import Example, build_input, join, layouts, text_numbers
 from palm_ds.data.tasks.task import CorpusTask
+from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.heads.embedding import ContrastiveHead, VectorSettings
 from palm_ds.model.pooling import TextPooling
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from palm_ds.model.encoder.encoder import Encoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +73,6 @@ class Simcse(CorpusTask):
         example.grouped_labels.add(self.name)
         return example
 
-    def head(self, backbone: Encoder) -> nn.Module:
-        from palm_ds.model.heads.embedding import ContrastiveHead, VectorSettings
-
+    def head(self, backbone: Encoder) -> ContrastiveHead:
         vectors = VectorSettings(pooling=self.pooling)
         return ContrastiveHead(vectors, temperature=self.temperature)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -24,18 +24,13 @@ from palm_ds.common.settings import PositiveShare
 from palm_ds.data.sources.corpus import CorpusSource, passages, split_corpus
 from palm_ds.data.tasks.example import Example, build_input
 from palm_ds.data.tasks.masking import class_prior_baseline
-from palm_ds.data.tasks.task import CorpusTask
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.pretrain.shared.predictions import ClassPrediction
 
 _SAMPLE, _SAMPLE_ROOM = 512, 256  # examples, and tokens per example, that measure the baseline
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenDocumentRelation(CorpusTask):
+class TokenDocumentRelation(ClassPrediction):
     reach: int = 4096
     """Tokens of the document that are searched before and after a text."""
     least: int = 128
@@ -44,6 +39,7 @@ class TokenDocumentRelation(CorpusTask):
     """Tokens above this share of the corpus are stop words and get no label."""
 
     labels: ClassVar[Sequence[str]] = ("nowhere else", "elsewhere too")
+    of_texts: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -110,11 +106,6 @@ class TokenDocumentRelation(CorpusTask):
             return everything.unigrams > self.frequent
 
         return source.reference.cached(f"tokens above {self.frequent}", find)
-
-    def head(self, backbone: Encoder) -> nn.Module:
-        from palm_ds.model.heads.heads import ClassHead
-
-        return ClassHead(backbone.config.hidden_size, classes=2, truncated=True)
 
     def baseline(self, targets: np.ndarray, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
         """The share of yes answers in passages of the source."""

@@ -37,11 +37,7 @@ from palm_ds.data.reader.regions import ImageRegions
 from palm_ds.data.sources.source import unigram_frequencies
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example, layouts
-from palm_ds.data.tasks.generation_flows import (
-    FlowOptions,
-    random_spans,
-    same_head,
-)
+from palm_ds.data.tasks.generation_flows import FlowOptions, random_spans, same_head
 from palm_ds.data.tasks.interfaces import Form, StoredPrediction
 from palm_ds.data.tasks.masking import unigram_baseline
 from palm_ds.data.tasks.task import Task

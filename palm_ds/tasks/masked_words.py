@@ -15,12 +15,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from palm_ds.common.errors import UserError
 from palm_ds.common.settings import InnerShare, Share
 from palm_ds.data.sources.source import unigram_frequencies
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example
-from palm_ds.data.tasks.masking import choose_units, mask_tokens
+from palm_ds.data.tasks.masking import check_mask_rates, choose_units, mask_tokens
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.tasks.shared.text_task import TextTask
@@ -49,11 +48,7 @@ class MaskedWords(TextTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mask_rate + self.random_rate > 1:
-            raise UserError(
-                f"{self.where}: mask_rate {self.mask_rate} and random_rate {self.random_rate} must "
-                "not be negative nor add up to more than 1"
-            )
+        check_mask_rates(self.mask_rate, self.random_rate, self.where)
 
     def check(self, source: TableSource, *, labeled: bool) -> None:
         if self.texts:  # in a task group another task builds the input, from any columns

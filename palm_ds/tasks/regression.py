@@ -20,7 +20,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.settings import Rate
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example
-from palm_ds.data.tasks.interfaces import ImportedHead, StoredPrediction
+from palm_ds.data.tasks.interfaces import ImportedHead
 from palm_ds.data.tasks.task import Task
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
@@ -32,7 +32,7 @@ from palm_ds.tasks.shared.image_text import WholeTextTask
 
 
 @dataclass(frozen=True, kw_only=True)
-class Regression(WholeTextTask):
+class Regression(labels.NumberTask, WholeTextTask):
     """Predicts a number."""
 
     low: float | None = None
@@ -49,7 +49,6 @@ class Regression(WholeTextTask):
     dropout: Rate = 0.1
     """Dropout on the input of the head during training."""
 
-    prediction_key: ClassVar[str] = "value"
     about: ClassVar[str] = "Gives a text (or a pair) a number."
     about_image: ClassVar[str] = "Gives a text with its image a number."
     about_pair: ClassVar[str] = "Gives two texts a number."
@@ -58,8 +57,7 @@ class Regression(WholeTextTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.low is not None and self.high is not None and not self.low < self.high:
-            raise UserError(f"{self.where}: low {self.low} is not below high {self.high}")
+        self.check_range(self.low, self.high)
 
     def with_head_of(self, origin: Task) -> Regression:
         """With the scaling of the task that owns the shared head."""
@@ -97,16 +95,6 @@ class Regression(WholeTextTask):
             notes.append(f"{outside:,} are outside low and high, where no prediction can be")
         return "\n".join(f"{self.name}: labels: {note}" for note in notes)
 
-    def check_labels(self, source: TableSource) -> None:
-        labels.numbers(self, source, strict=True)
-
-    def targets(self, source: TableSource) -> np.ndarray:
-        """(rows,) float64 in the units of the file; NaN if a row has no number."""
-        return source.cached(f"numbers {self.name}", lambda: labels.numbers(self, source))
-
-    def true_labels(self, source: TableSource) -> list[float | None]:
-        return labels.known_numbers(self.targets(source))
-
     def label(self, example: Example, source: TableSource, rng: np.random.Generator) -> None:
         target = self._inside(self.targets(source)[[example.item]])
         self.label_text(example, np.nan_to_num(target))
@@ -136,13 +124,10 @@ class Regression(WholeTextTask):
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource
     ) -> dict[str, float]:
         """Scores over the rows with a number; empty if there are none."""
-        both = labels.paired_numbers(predictions, self.targets(source))
+        both = self.pairs(predictions, source)
         if not len(both[0]):
             return {}
         return pearson_and_spearman(*both) | {"mse": mse(*both)}
-
-    def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:
-        return {"value": stored.number("value", stored.value("value"))}
 
     def head_outputs(self) -> HeadOutputs:
         outputs = HeadOutputs(problem_type="regression", averaged=self.averaged)

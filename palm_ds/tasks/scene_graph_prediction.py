@@ -30,7 +30,7 @@ from palm_ds.common.settings import InnerShare, Share
 from palm_ds.data.sources.source import unigram_frequencies
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example
-from palm_ds.data.tasks.masking import choose_units, mask_tokens, unigram_baseline
+from palm_ds.data.tasks.masking import check_mask_rates, choose_units, mask_tokens, unigram_baseline
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.tasks.shared.image_text import ImageTextTask
@@ -68,11 +68,7 @@ class SceneGraphPrediction(ImageTextTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mask_rate + self.random_rate > 1:
-            raise UserError(
-                f"{self.where}: mask_rate {self.mask_rate} and random_rate {self.random_rate} must "
-                "not be negative nor add up to more than 1"
-            )
+        check_mask_rates(self.mask_rate, self.random_rate, self.where)
         if self.texts and self.texts[0] != TEXT:
             raise UserError(f"{self.where}.texts: the first must be {TEXT}, which graphs refer to")
 

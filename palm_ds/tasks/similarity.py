@@ -18,7 +18,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.messages import counted
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example
-from palm_ds.data.tasks.interfaces import PAIR, StoredPrediction
+from palm_ds.data.tasks.interfaces import PAIR
 from palm_ds.data.tasks.task import Task
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.embedding import SimilarityHead
@@ -28,7 +28,7 @@ from palm_ds.tasks.shared.embedding_task import DenseEmbeddingTask, need_text
 
 
 @dataclass(frozen=True, kw_only=True)
-class Similarity(DenseEmbeddingTask):
+class Similarity(labels.NumberTask, DenseEmbeddingTask):
     """Trains vectors whose similarity follows scored pairs."""
 
     loss: Literal["cosent", "cosine"] = "cosent"
@@ -41,14 +41,12 @@ class Similarity(DenseEmbeddingTask):
     high: float | None = None
     """The label of texts that mean the same; default: the highest of the training rows."""
 
-    prediction_key: ClassVar[str] = "value"
     about_pair: ClassVar[str] = "Gives the similarity of two texts."
     pair_roles: ClassVar[Sequence[str]] = PAIR
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.low is not None and self.high is not None and not self.low < self.high:
-            raise UserError(f"{self.where}: low {self.low} is not below high {self.high}")
+        self.check_range(self.low, self.high)
 
     def columns_of(self, source: TableSource) -> tuple[str, ...]:
         columns = tuple(self.texts) or ("text_a", "text_b")
@@ -62,9 +60,6 @@ class Similarity(DenseEmbeddingTask):
         for item in range(len(source)):
             self.row_texts(source, item)
         super().check(source, labeled=labeled)
-
-    def check_labels(self, source: TableSource) -> None:
-        labels.numbers(self, source, strict=True)
 
     def check_step(self, source: TableSource, examples: int) -> None:
         if self.loss == "cosent" and examples < 2:
@@ -94,13 +89,6 @@ class Similarity(DenseEmbeddingTask):
             raise UserError(f"{self.where}: all labels are {low:g}; there is nothing to learn")
         return replace(self, low=low, high=high)
 
-    def targets(self, source: TableSource) -> np.ndarray:
-        """(rows,) float64 in the units of the file; NaN if a row has no number."""
-        return source.cached(f"numbers {self.name}", lambda: labels.numbers(self, source))
-
-    def true_labels(self, source: TableSource) -> list[float | None]:
-        return labels.known_numbers(self.targets(source))
-
     def label(self, example: Example, source: TableSource, rng: np.random.Generator) -> None:
         low = 0.0 if self.low is None else self.low
         high = 1.0 if self.high is None else self.high
@@ -120,10 +108,7 @@ class Similarity(DenseEmbeddingTask):
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource
     ) -> dict[str, float]:
         """Correlations over the rows with a number; empty if there are none."""
-        both = labels.paired_numbers(predictions, self.targets(source))
+        both = self.pairs(predictions, source)
         if not len(both[0]):
             return {}
         return {"spearman": spearman(*both), "pearson": pearson(*both)}
-
-    def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:
-        return {"value": stored.number("value", stored.value("value"))}

@@ -71,13 +71,7 @@ from palm_ds.train.setup.run_folder import (
     record_changes,
     write_folder_together,
 )
-from palm_ds.train.setup.sources import (
-    Data,
-    check_tables,
-    check_units,
-    open_data,
-    preparation_of,
-)
+from palm_ds.train.setup.sources import Data, check_tables, check_units, open_data, preparation_of
 from palm_ds.train.startup_notes import startup_notes
 from palm_ds.train.teachers.build import attach_teachers, build_teachers
 from palm_ds.train.teachers.distillation_plan import DistillationPlan, resolve_teachers

@@ -30,8 +30,8 @@ from palm_ds.weights.download.paddlenlp import PADDLENLP, PaddleModel, mirrored
 from palm_ds.weights.formats.contents import CheckpointContents, read_tokenizer
 from palm_ds.weights.formats.huggingface.target import ExportOptions
 from palm_ds.weights.formats.open import open_checkpoint
-from palm_ds.weights.formats.paddle.write import write_paddle
 from palm_ds.weights.formats.runnable import has_pooler, load_encoder, load_masked_lm
+from tests.helpers.paddle_folder import write_paddle
 
 ERNIE_M, NLP_M, UNIMO, NLP_UNIMO = "ernie_m", "paddlenlp_ernie_m", "unimo", "paddlenlp_unimo"
 STRICT = ConversionOptions(strict=True, verify=False)

@@ -18,7 +18,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.sources.table import TableSource
 from palm_ds.tasks.class_pairs import ClassPairs
 from palm_ds.tasks.classification import Classification
-from palm_ds.weights.formats.huggingface.names import from_names
+from tests.helpers.hf_names import from_names
 from tests.helpers.text_tables import (
     bert_config,
     built_of,

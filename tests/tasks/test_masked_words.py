@@ -19,8 +19,8 @@ from palm_ds.data.tasks.task import Task, build
 from palm_ds.tasks.masked_words import MaskedWords
 from palm_ds.text.display import token_texts
 from palm_ds.text.tokenizer import SPECIALS, Tokenizer, load_tokenizer
-from palm_ds.weights.formats.huggingface.names import from_names
 from tests.helpers.byte_level_bpe import bpe_folder
+from tests.helpers.hf_names import from_names
 from tests.helpers.text_tables import (
     bert_config,
     built_of,

@@ -33,10 +33,10 @@ from palm_ds.tasks.metrics.answers import normalized
 from palm_ds.tasks.reading import Reading, SpanHead
 from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.weights import weights_folder
-from palm_ds.weights.formats.huggingface.names import from_names
 from palm_ds.weights.formats.huggingface.write import ExportOptions, plan, write
 from palm_ds.weights.formats.native import open_contents
 from palm_ds.weights.formats.weights_info import WeightsInfo
+from tests.helpers.hf_names import from_names
 from tests.helpers.text_tables import (
     LETTERS,
     bert_config,

@@ -14,7 +14,7 @@ from transformers import BertModel
 from palm_ds.common.errors import UserError
 from palm_ds.data.tasks.interfaces import StoredPrediction
 from palm_ds.tasks.similarity import Similarity
-from palm_ds.weights.formats.huggingface.names import from_names
+from tests.helpers.hf_names import from_names
 from tests.helpers.text_tables import (
     bert_config,
     built_of,

@@ -31,20 +31,10 @@ from palm_ds.corpus.executors import ParallelMap
 from palm_ds.corpus.input.records import Record
 from palm_ds.corpus.rejected import describe_place
 from palm_ds.corpus.screening import fingerprints
-from palm_ds.corpus.screening.duplicates import (
-    UnitFingerprints,
-    find_clusters,
-    similarities,
-)
+from palm_ds.corpus.screening.duplicates import UnitFingerprints, find_clusters, similarities
 from palm_ds.corpus.screening.fingerprints import Fingerprints
 from palm_ds.corpus.screening.quality import QualityFilter, find_filter
-from palm_ds.corpus.work_dir import (
-    DROPPED,
-    PreparationJob,
-    load_job,
-    part_file,
-    save_dropped,
-)
+from palm_ds.corpus.work_dir import DROPPED, PreparationJob, load_job, part_file, save_dropped
 from palm_ds.corpus.worker import WorkUnitReader, is_lines
 
 log = logging.getLogger(__name__)

@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from palm_ds.common.errors import UserError
 from palm_ds.data.tasks.example import Example
 from palm_ds.text.tokens import SpecialTokens
 
@@ -56,6 +57,15 @@ def choose_units(unit: np.ndarray, rate: float, rng: np.random.Generator) -> np.
     taken = np.zeros(len(sizes), bool)
     taken[order[: max(whole, 1)]] = True
     return (unit >= 0) & taken[unit]
+
+
+def check_mask_rates(mask_rate: float, random_rate: float, where: str) -> None:
+    """Raises UserError unless both shares of the predicted tokens fit into one."""
+    if mask_rate + random_rate > 1:
+        raise UserError(
+            f"{where}: mask_rate {mask_rate} and random_rate {random_rate} must not be negative or "
+            "add up to more than 1"
+        )
 
 
 def shown(

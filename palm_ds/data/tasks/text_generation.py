@@ -19,12 +19,7 @@ import torch
 
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.interfaces import Predicts
-from palm_ds.model.generation.cached_decoder import (
-    CachedDecoder,
-    Prompt,
-    TargetFormat,
-    most_tokens,
-)
+from palm_ds.model.generation.cached_decoder import CachedDecoder, Prompt, TargetFormat, most_tokens
 from palm_ds.model.generation.generate import DecodingSettings, Generated, TokenRules, generate
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.display import detokenize

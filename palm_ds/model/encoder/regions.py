@@ -3,7 +3,6 @@ one of the location, and what heads read of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import nn
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.inputs.regions import LOCATION_SIZE
+from palm_ds.model.ops.dropout import DropoutKeys, dropout
 
 
 class RegionEmbedding(nn.Module):
@@ -29,19 +29,19 @@ class RegionEmbedding(nn.Module):
         return self.norm(self.feature(features.to(dtype)) + self.location(locations.to(dtype)))
 
     def placed(
-        self,
-        batch: Batch,
-        x: torch.Tensor,
-        drop: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        self, batch: Batch, x: torch.Tensor, rate: float, keys: DropoutKeys | None
     ) -> torch.Tensor:
         """x (rows, length, hidden) with the vectors of the batch's regions in their places, after
-        `drop(vectors, flat positions)`. Without regions the parameters get gradients of 0, as they
+        dropout in training. Without regions the parameters get gradients of 0, as they
         must in every forward pass."""
         if (regions := batch.regions) is None:
             nothing = x.new_zeros(1, self.feature.in_features), x.new_zeros(1, LOCATION_SIZE)
             return x + self(*nothing).sum() * 0
-        vectors = drop(self(regions.features, regions.locations), regions.positions).to(x.dtype)
-        return x.flatten(0, 1).index_copy(0, regions.positions, vectors).view_as(x)
+        places = regions.positions
+        keys = keys and keys.select(places)
+        vectors = self(regions.features, regions.locations)
+        vectors = dropout(vectors, rate if self.training else 0.0, keys).to(x.dtype)
+        return x.flatten(0, 1).index_copy(0, places, vectors).view_as(x)
 
 
 class ReadsImages(nn.Module):

@@ -50,7 +50,7 @@ class PooledHead(Head):
         self.out = nn.Linear(hidden_size, outputs)
         init_weights(self, init_range, truncated=False)
 
-    def scores(self, rows: torch.Tensor) -> torch.Tensor:
+    def logits(self, rows: torch.Tensor, groups: torch.Tensor | None = None) -> torch.Tensor:
         """Scores (n, outputs) of rows (n, hidden)."""
         return self.out(rows)
 
@@ -93,16 +93,13 @@ class MultiLabelHead(PooledHead):
 
     def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
         """`targets` (n, outputs) float, 0 or 1."""
-        scores = self.scores(rows).float()
+        scores = self.logits(rows).float()
         loss = F.binary_cross_entropy_with_logits(scores, targets.float(), reduction="none")
         right = ((scores.detach() >= self.limit) == (targets > 0.5)).all(-1)
         return HeadOutput((loss.sum(-1) if self.summed else loss.mean(-1)).sum(), right.sum())
 
     def hidden_rows(self, rows: torch.Tensor) -> torch.Tensor:
         return rows if self.hidden is None else F.relu(self.hidden(rows))  # (n, hidden_layer)
-
-    def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        return self.scores(rows)
 
     def dummy_target(self, device: torch.device) -> torch.Tensor:
         return torch.zeros(1, self.out.out_features, device=device)
@@ -115,12 +112,9 @@ class RegressionHead(PooledHead):
 
     def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
         """`targets` (n,) float."""
-        scores = self.scores(rows)[:, 0].float()
+        scores = self.logits(rows)[:, 0].float()
         loss = F.mse_loss(scores, targets.float(), reduction="sum")
         return HeadOutput(loss, torch.full_like(loss.detach(), math.nan))
-
-    def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        return self.scores(rows)
 
     def dummy_target(self, device: torch.device) -> torch.Tensor:
         return torch.zeros(1, device=device)
@@ -150,15 +144,12 @@ class PairHead(PooledHead):
     ) -> HeadOutput:
         """`targets` and `groups` (n,) int64. Tensors over groups have n entries as well: reading
         the number of groups would synchronize with the device."""
-        probabilities = torch.sigmoid(self.scores(rows)[:, 0].float())
+        probabilities = torch.sigmoid(self.logits(rows)[:, 0].float())
         zeros = torch.zeros_like(probabilities)
         lead = zeros.index_add(0, groups, probabilities * (2 * targets - 1))
         pairs = zeros.index_add(0, groups, torch.ones_like(probabilities)) == 2
         loss = (F.relu(self.margin - lead) * pairs).sum()
         return HeadOutput(loss, ((lead.detach() > 0) & pairs).sum())
-
-    def logits(self, rows: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
-        return self.scores(rows)
 
 
 class ChoiceHead(PooledHead):
@@ -173,13 +164,10 @@ class ChoiceHead(PooledHead):
     ) -> HeadOutput:
         """`targets` and `groups` (n,) int64; each group has one target of 1. Tensors over groups
         have n entries, as in PairHead; those beyond the last group are unused."""
-        scores = self.scores(rows)[:, 0].float()
+        scores = self.logits(rows)[:, 0].float()
         best = torch.full_like(scores, -math.inf).scatter_reduce(
             0, groups, scores.detach(), "amax"
         )[groups]
         total = torch.zeros_like(scores).index_add(0, groups, (scores - best).exp())[groups]
         loss = ((best + total.log() - scores) * targets).sum()
         return HeadOutput(loss, (targets * best_of_groups(scores.detach(), groups)).sum())
-
-    def logits(self, rows: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
-        return self.scores(rows)

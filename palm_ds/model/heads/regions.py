@@ -147,7 +147,7 @@ class CircleHead(PooledHead):
     ) -> HeadOutput:
         """`targets` (n,) int64: 0 the pair, 1 or 2 a negative of that half; `groups` (n,) int64.
         Tensors over groups have n entries, as in ChoiceHead."""
-        scores = self.scores(rows)[:, 0].float()
+        scores = self.logits(rows)[:, 0].float()
         near = torch.sigmoid(scores).double()  # since exponentials of the scale overflow
         far = near.detach()
         to_pair = F.relu(1 + self.margin - far) * (near - (1 - self.margin))
@@ -160,9 +160,6 @@ class CircleHead(PooledHead):
         several = torch.zeros_like(near).index_add(0, groups, (~own).double())[groups] > 0
         right = best_of_groups(scores.detach(), groups) & own & several
         return HeadOutput(loss.sum().float(), right.sum())
-
-    def logits(self, rows: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
-        return self.scores(rows)  # (n, 1)
 
 
 class Member(IntEnum):

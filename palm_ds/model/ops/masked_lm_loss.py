@@ -313,9 +313,7 @@ def _linear_cross_entropy(rows, embeddings, bias, targets):
 
 
 def _liger(rows, embeddings, bias, targets):
-    from liger_kernel.ops.fused_linear_cross_entropy import (  # type: ignore[import-not-found]
-        LigerFusedLinearCrossEntropyFunction,
-    )
+    from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction  # type: ignore[import-not-found]
 
     arguments = (None, -100, 0.0, 0.0, "sum")  # no class weights, no target ignored, no smoothing
     result = LigerFusedLinearCrossEntropyFunction.apply(rows, embeddings, targets, bias, *arguments)

@@ -10,7 +10,6 @@ reveal the order.
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -18,16 +17,6 @@ import numpy as np
 from palm_ds.common.rng import derive_key, keyed_uniform
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import layouts
-
-
-def segment_orders(most: int) -> list[tuple[int, ...]]:
-    """The permutation of every class of texts of 1 to `most` segments: (0), (0 1), (1 0), (0 1 2),
-    ..."""
-    return [
-        order
-        for segments in range(1, most + 1)
-        for order in itertools.permutations(range(segments))
-    ]
 
 
 def count_orders(most: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -19,39 +19,22 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key, keyed_bits, keyed_uniform
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import Example, build_input, layouts
-from palm_ds.data.tasks.task import CorpusTask
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.pretrain.shared.predictions import ClassPrediction
 
 _MAX_ITEMS = 1 << 22
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairTask(CorpusTask):
+class PairTask(ClassPrediction):
     """A task that classifies pairs of texts: its layouts have the fields of `arrange_pair` and a
     `label`."""
 
     segments: ClassVar[int] = 2
 
-    @property
-    def class_count(self) -> int:
-        """Number of classes of the head."""
-        return len(self.labels)
-
     def example(self, layout: np.void, source: CorpusSource, rng: np.random.Generator) -> Example:
         example = arrange_pair(layout, source)
         example.labels[self.name] = np.array([0]), np.array([layout["label"]])
         return example
-
-    def head(self, backbone: Encoder) -> nn.Module:
-        from palm_ds.model.heads.heads import ClassHead
-
-        return ClassHead(
-            backbone.config.hidden_size, classes=self.class_count, pooled=True, truncated=True
-        )
 
 
 def is_ready_made(source: CorpusSource) -> bool:

@@ -18,7 +18,7 @@ from palm_ds.data.tasks.example import Example, build_input
 from palm_ds.data.tasks.masking import Unit
 from palm_ds.data.tasks.task import CorpusTask
 from palm_ds.pretrain.shared import sentence_pairs
-from palm_ds.pretrain.shared.token_prediction import TokenPrediction
+from palm_ds.pretrain.shared.predictions import TokenPrediction
 from palm_ds.pretrain.shared.unit_masking import UnitMasking
 
 

@@ -23,7 +23,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.settings import InnerShare, Settings, Share
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import Example
-from palm_ds.data.tasks.masking import Unit, choose_units, shown, units_of
+from palm_ds.data.tasks.masking import Unit, check_mask_rates, choose_units, shown, units_of
 from palm_ds.data.tasks.task import CorpusTask
 
 
@@ -108,11 +108,7 @@ class UnitMasking(CorpusTask):
             raise UserError(
                 f"{self.where}.whole: {self.whole} is not a share from 0 to 1 (or an annotation)"
             )
-        if self.mask_rate + self.random_rate > 1:
-            raise UserError(
-                f"{self.where}: mask_rate {self.mask_rate} and random_rate "
-                f"{self.random_rate} must not be negative or add up to more than 1"
-            )
+        check_mask_rates(self.mask_rate, self.random_rate, self.where)
 
     def annotations(self) -> tuple[str, ...]:
         share = (self.whole,) if isinstance(self.whole, str) else ()

@@ -181,13 +181,11 @@ def confusion_table(
     return {f"{CONFUSION}, the most frequent": [["is", "taken for", "rows"], *worst]}
 
 
-def calibration_bins(
-    probabilities: npt.ArrayLike, right: npt.ArrayLike, bins: int = _BINS
-) -> list[CalibrationBin]:
+def calibration_bins(probabilities: npt.ArrayLike, right: npt.ArrayLike) -> list[CalibrationBin]:
     """The bins that have predictions, from the lowest. `probabilities` (n,) in 0..1; `right` (n,)
     of 0 and 1. Raises UserError if their shapes differ."""
     probs, correct = paired(probabilities, right)
-    edges = np.linspace(0.0, 1.0, bins + 1)
+    edges = np.linspace(0.0, 1.0, _BINS + 1)
     number = np.searchsorted(edges[1:-1], probs)
     return [
         CalibrationBin(

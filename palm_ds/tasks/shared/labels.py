@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Container, Mapping, Sequence
-from typing import Any, SupportsFloat
+from dataclasses import dataclass
+from typing import Any, ClassVar, SupportsFloat
 
 import numpy as np
 
@@ -241,12 +242,35 @@ def _number(value: SupportsFloat | str) -> float:
     return number if math.isfinite(number) else math.nan
 
 
-def paired_numbers(
-    predictions: Mapping[int, Mapping[str, Any]], targets: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """(n,) predicted values and (n,) targets of the rows that have a number. `targets`: (rows,),
-    NaN where there is none."""
-    wanted = targets[list(predictions)]
-    predicted = np.array([prediction["value"] for prediction in predictions.values()])
-    known = ~np.isnan(wanted)
-    return predicted[known], wanted[known]
+@dataclass(frozen=True, kw_only=True)
+class NumberTask(TextTask):
+    """A text task with numbers as labels."""
+
+    prediction_key: ClassVar[str] = "value"
+
+    def check_range(self, low: float | None, high: float | None) -> None:
+        """Raises UserError unless `low` is below `high`, where both are given."""
+        if low is not None and high is not None and not low < high:
+            raise UserError(f"{self.where}: low {low} is not below high {high}")
+
+    def check_labels(self, source: TableSource) -> None:
+        numbers(self, source, strict=True)
+
+    def targets(self, source: TableSource) -> np.ndarray:
+        """(rows,) float64 in the units of the file; NaN if a row has no number."""
+        return source.cached(f"numbers {self.name}", lambda: numbers(self, source))
+
+    def true_labels(self, source: TableSource) -> list[float | None]:
+        return known_numbers(self.targets(source))
+
+    def pairs(
+        self, predictions: Mapping[int, Mapping[str, Any]], source: TableSource
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(n,) predicted values and (n,) targets of the rows that have a number."""
+        wanted = self.targets(source)[list(predictions)]
+        predicted = np.array([prediction["value"] for prediction in predictions.values()])
+        known = ~np.isnan(wanted)
+        return predicted[known], wanted[known]
+
+    def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:
+        return {"value": stored.number("value", stored.value("value"))}

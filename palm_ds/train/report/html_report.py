@@ -27,7 +27,7 @@ from palm_ds.train.report.forgetting import Measure, change_cell, lines, stage_e
 from palm_ds.train.report.html_page import page, score_tables, table_of, text_of
 from palm_ds.train.report.metrics_file import FILE, Metrics, read_metrics, task_of
 from palm_ds.train.report.run_log import clock
-from palm_ds.train.report.score_tables import metrics_text
+from palm_ds.train.report.score_tables import metrics_text, number
 
 
 @dataclass(frozen=True)
@@ -172,9 +172,9 @@ def _metric_scores(scores: Mapping[str, tuple[int, Mapping[str, Any]]]) -> str:
             text_of(task),
             text_of(metrics_text(score)),
             f"{step:,}",
-            _number(score.get("loss"), ".4f"),
-            _number(score.get("baseline_loss"), ".4f"),
-            _number(score.get("count"), ",.0f"),
+            number(score.get("loss")),
+            number(score.get("baseline_loss")),
+            number(score.get("count"), ",.0f"),
         ]
         for task, (step, score) in scores.items()
     ]
@@ -207,19 +207,20 @@ def _loss_scores(rows: list[list[str]]) -> str:
 
 def _score_row(task: str, step: int, score: Mapping[str, Any]) -> list[str]:
     above = score.get("standard_errors_above")
-    sure = f"<span class='good'>{above:+,.1f}</span>" if above and above > 5 else _number(above)
+    errors = number(above, "+,.1f")
+    sure = f"<span class='good'>{errors}</span>" if above and above > 5 else errors
     error = score.get("standard_error")
     plus_minus = "" if error is None or math.isnan(error) else f" ± {100 * error:.2f}"
     return [
         text_of(task),
         f"{step:,}",
-        _number(score.get("loss"), ".4f"),
-        _number(score.get("baseline_loss"), ".4f"),
-        _number(score.get("perplexity"), ",.2f"),
+        number(score.get("loss")),
+        number(score.get("baseline_loss")),
+        number(score.get("perplexity"), ",.2f"),
         _percent(score.get("accuracy")) + plus_minus,
         _percent(score.get("baseline_accuracy")),
         sure,
-        _number(score.get("count"), ",.0f"),
+        number(score.get("count"), ",.0f"),
     ]
 
 
@@ -340,10 +341,6 @@ def _details(title: str, text: str) -> str:
 
 def _yaml(values: Mapping[str, Any]) -> str:
     return yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True) if values else ""
-
-
-def _number(value: float | None, form: str = "+,.1f") -> str:
-    return "-" if value is None else format(value, form)
 
 
 def _percent(value: float | None) -> str:

@@ -28,12 +28,7 @@ from palm_ds.train.plan.stages import StageWork, stage_lines
 from palm_ds.train.plan.table import plan_lines
 from palm_ds.train.plan.work import ModelSize, StepWork
 from palm_ds.train.report.environment import package_versions
-from palm_ds.train.setup.limits import (
-    checkpoint_bytes,
-    existing_part,
-    free_bytes,
-    needed_bytes,
-)
+from palm_ds.train.setup.limits import checkpoint_bytes, existing_part, free_bytes, needed_bytes
 from palm_ds.train.setup.run_folder import RunSpec, data_fingerprints, start_fingerprint
 from palm_ds.train.setup.sources import Data
 

@@ -19,14 +19,7 @@ from typing import Any, Literal
 
 from pydantic import PositiveInt
 
-from palm_ds.common.config import (
-    check_keys,
-    override,
-    parse,
-    parse_override,
-    read_yaml,
-    shorten,
-)
+from palm_ds.common.config import check_keys, override, parse, parse_override, read_yaml, shorten
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.settings import Settings
 from palm_ds.tasks.metrics.units import less_is_better

@@ -16,13 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from palm_ds.common.messages import printable
-from palm_ds.weights.formats.contents import (
-    BUFFER,
-    COPY,
-    OPTIMIZER,
-    USUAL,
-    CheckpointContents,
-)
+from palm_ds.weights.formats.contents import BUFFER, COPY, OPTIMIZER, USUAL, CheckpointContents
 from palm_ds.weights.formats.huggingface.plan import ExportPlan
 
 _LOSES_NOTHING = (OPTIMIZER, BUFFER, COPY, USUAL)

@@ -24,13 +24,7 @@ from palm_ds.common.messages import nan_to_null
 from palm_ds.common.version import __version__
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.weights.convert import mapping_report
-from palm_ds.weights.convert.convert import (
-    check_target,
-    notes_on,
-    opened,
-    task_row,
-    usual_task,
-)
+from palm_ds.weights.convert.convert import check_target, notes_on, opened, task_row, usual_task
 from palm_ds.weights.convert.mapping_report import ConversionReport
 from palm_ds.weights.convert.onnx_parity import GraphComparison
 from palm_ds.weights.convert.options import OnnxOptions
@@ -43,12 +37,7 @@ from palm_ds.weights.formats.huggingface.plan import plan
 from palm_ds.weights.formats.huggingface.read import CONFIG
 from palm_ds.weights.formats.huggingface.sentence_transformers import write_modules
 from palm_ds.weights.formats.huggingface.target import ExportOptions
-from palm_ds.weights.formats.onnx.description import (
-    DESCRIPTION,
-    FILES,
-    FOLDER,
-    OnnxDescription,
-)
+from palm_ds.weights.formats.onnx.description import DESCRIPTION, FILES, FOLDER, OnnxDescription
 from palm_ds.weights.formats.onnx.graph import plan_graph
 from palm_ds.weights.formats.open import open_checkpoint
 

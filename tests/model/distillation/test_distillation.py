@@ -17,7 +17,7 @@ from palm_ds.model.distillation.settings import TeacherSettings
 from palm_ds.model.encoder.encoder import Encoder, EncoderConfig, build_encoder
 from palm_ds.model.encoder.states import WantedStates, recorded
 from palm_ds.model.inputs.batch import Batch, PackedText
-from palm_ds.weights.formats.huggingface.names import from_names
+from tests.helpers.hf_names import from_names
 
 SIZES: dict[str, Any] = {"token_types": 2, "task_types": 0, "max_positions": 16, "vocab_size": 40}
 

@@ -26,7 +26,7 @@ from palm_ds.model.encoder.encoder import PRESETS, Encoder, EncoderConfig, build
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
 from palm_ds.weights.formats.foreign_config import read_encoder_config
-from palm_ds.weights.formats.huggingface.names import from_names
+from tests.helpers.hf_names import from_names
 
 WORDS, LENGTH = 97, 40
 TOLERANCE = dict(atol=1e-5, rtol=0)

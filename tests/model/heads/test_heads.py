@@ -32,7 +32,7 @@ from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model
 from palm_ds.weights.formats.foreign_config import read_encoder_config
 from palm_ds.weights.formats.huggingface.architecture import MASKED_WORDS
-from palm_ds.weights.formats.huggingface.names import from_names
+from tests.helpers.hf_names import from_names
 from tests.helpers.waits import Waits
 
 SMALL = dict(

@@ -42,7 +42,7 @@ from palm_ds.model.encoder.regions import RegionEmbedding
 from palm_ds.model.encoder.transformer import TransformerEncoder, TransformerSpec
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
-from palm_ds.model.ops.dropout import DropoutKeys, dropout, dropout_keys
+from palm_ds.model.ops.dropout import DropoutKeys, dropout_keys
 
 _USUAL_BLOCKS = 6
 """Co-attentions of the published models."""
@@ -241,7 +241,7 @@ class ErnieVil(TransformerEncoder):
         keys = self._dropout_keys(batch)
         text, is_region = self._embed(batch, keys), _regions_of(batch)
         image = text.new_zeros(*text.shape[:2], self.region_width)
-        image = self.region.placed(batch, image, self._drop(keys))
+        image = self.region.placed(batch, image, self.config.dropout, keys)
         plan = plan_attention(_separated(batch, is_region), self.kernels.attention, keys=keys)
         plans = iter(plan.for_layers(self._num_plans))
         seen = _seen(batch, is_region)
@@ -287,14 +287,6 @@ class ErnieVil(TransformerEncoder):
         if self.recompute and torch.is_grad_enabled():
             return checkpoint(layer, x, plan, use_reentrant=False)
         return layer(x, plan)
-
-    def _drop(self, keys: DropoutKeys | None) -> Any:
-        rate = self.config.dropout if self.training else 0.0
-
-        def drop(vectors: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-            return dropout(vectors, rate, keys and keys.select(positions))
-
-        return drop
 
     def _dropout_keys(self, batch: Batch) -> DropoutKeys | None:
         if super()._dropout_keys(batch) is None:

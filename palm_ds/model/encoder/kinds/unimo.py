@@ -28,7 +28,7 @@ from palm_ds.model.encoder.regions import RegionEmbedding
 from palm_ds.model.encoder.transformer import TransformerEncoder, TransformerSpec
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
-from palm_ds.model.ops.dropout import DropoutKeys, dropout
+from palm_ds.model.ops.dropout import DropoutKeys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,9 +84,4 @@ class Unimo(TransformerEncoder):
         x = super()._embed(batch, keys)
         if not self.region_size(self.config):
             return x
-        rate = self.config.dropout if self.training else 0.0
-
-        def drop(vectors: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-            return dropout(vectors, rate, keys and keys.select(positions))
-
-        return self.region.placed(batch, x, drop)
+        return self.region.placed(batch, x, self.config.dropout, keys)

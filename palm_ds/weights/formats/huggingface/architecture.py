@@ -35,6 +35,7 @@ READING = "palm_ds_reading"
 COUNTS = {2: "two", 3: "three"}
 """How many tensors of a file are one of ours, in reports."""
 WORDS = "backbone.word.weight"
+POSITIONS = "backbone.position.weight"
 SEGMENTS = "backbone.segment.weight"
 TASKS = "backbone.task.weight"
 """The task embedding, which a family without one folds into another table."""
@@ -146,6 +147,9 @@ class Architecture(ABC):
     """The name of a layer in transformers, if it is not that in a file."""
     layer: ClassVar[str]
     """The name of a layer in a file, `encoder.layer` or `layers`."""
+    task_table: ClassVar[str] = ""
+    """The table that takes in a row of the task embedding, since families have none; empty: an
+    encoder with a task embedding has no family."""
 
     # ---- tensors ----
 
@@ -197,7 +201,8 @@ class Architecture(ABC):
 
     def family_of(self, config: EncoderConfig) -> str:
         """The model type that computes the same; empty if none does."""
-        return "" if config.task_types else next(iter(self.families))
+        folds = not config.task_types or self.task_table
+        return next(iter(self.families)) if folds else ""
 
     def no_family(self, config: EncoderConfig) -> str:
         """The reason `family_of` returned none."""
@@ -208,7 +213,7 @@ class Architecture(ABC):
     ) -> tuple[Entries, EncoderConfig, dict[str, str]]:
         """(entries, config, {palm_ds name: what in it has no source}) of the model to write, whose
         texts have the row `task_id` of the task embedding, if there is one."""
-        return dict(kept), config, {}
+        return fold_task_into(kept, config, task_id, self.task_table)
 
     def check_family(self, kind: str, config: EncoderConfig) -> str:
         """The reason an encoder of this architecture cannot be of this model type; empty if it
@@ -274,9 +279,9 @@ def fold_task_into(
     kept: Entries, config: EncoderConfig, task_id: int, table: str
 ) -> tuple[Entries, EncoderConfig, dict[str, str]]:
     """`Architecture.reshape` of a family without a task embedding: that of a task is added to every
-    row of a table, the token types or the token embeddings. In these, scores of all tokens with
-    tied output embeddings rise by the same number, which changes no probability."""
-    if not config.task_types:
+    row of a table of which each token has one. In token embeddings, scores of all tokens with tied
+    output embeddings rise by the same number, which changes no probability."""
+    if not (config.task_types and table):
         return dict(kept), config, {}
     result = {name: entry for name, entry in kept.items() if name != TASKS}
     result[table] = fold_task(kept[table], kept[TASKS], task_id)

@@ -14,12 +14,10 @@ from palm_ds.weights.formats.foreign_config import FOREIGN_KEYS, read_encoder_co
 from palm_ds.weights.formats.huggingface.architecture import (
     CLASSIFIER,
     MASKED_WORDS,
+    POSITIONS,
     QUESTION_ANSWERING,
-    TASKS,
     Entries,
     Names,
-    fold_task,
-    without_tasks,
 )
 from palm_ds.weights.formats.huggingface.check_config import check_foreign_values
 
@@ -114,19 +112,6 @@ def read_usual(
     return read_encoder_config({**known, **own, "kind": kind}, where)
 
 
-def folded_task(
-    kept: Entries, config: EncoderConfig, table: str, task_id: int
-) -> tuple[Entries, EncoderConfig, dict[str, str]]:
-    """`Architecture.reshape` of a family without a task embedding: a row of it is added to each row
-    of another table, of which each token has one."""
-    if not config.task_types:
-        return dict(kept), config, {}
-    name = f"backbone.{table}.weight"
-    result = {x: entry for x, entry in kept.items() if x != TASKS}
-    result[name] = fold_task(kept[name], kept[TASKS], task_id)
-    return result, without_tasks(config), {}
-
-
 def moved_positions(
     kept: Entries, config: EncoderConfig, offset: int
 ) -> tuple[Entries, EncoderConfig, dict[str, str]]:
@@ -134,11 +119,11 @@ def moved_positions(
     more = offset - config.position_offset
     if not more:
         return dict(kept), config, {}
-    name = "backbone.position.weight"
     front = f"{more} rows of zeros in front, for positions that no token has"
+    created = {POSITIONS: front} if more > 0 else {}
     longer = config.max_positions + more
     config = replace(config, max_positions=longer, position_offset=offset)
-    return {**kept, name: _moved(kept[name], more)}, config, {name: front} if more > 0 else {}
+    return {**kept, POSITIONS: _moved(kept[POSITIONS], more)}, config, created
 
 
 def _moved(positions: TensorEntry, more: int) -> TensorEntry:

@@ -91,11 +91,11 @@ def _whole(least: int, most: int, value: object) -> str:
 
 
 def rate(value: object) -> str:
-    return "" if _is_number(value, 0, 1) and value != 1 else "a number of at least 0 and below 1"
+    return "" if _is_share(value) and value != 1 else "a number of at least 0 and below 1"
 
 
 def above_0(value: object) -> str:
-    return "" if _is_number(value, 0, 1) and value != 0 else "a number above 0 and at most 1"
+    return "" if _is_share(value) and value != 0 else "a number above 0 and at most 1"
 
 
 def truth(value: object) -> str:
@@ -123,10 +123,9 @@ def _numbers(value: object) -> str:
     return 'the numbers of the classes by name, such as {"no": 0, "yes": 1}'
 
 
-def _is_number(value: object, least: float, most: float) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return least <= value <= most  # never for NaN
+def _is_share(value: object) -> bool:
+    """Whether it is a number from 0 to 1; NaN is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
 
 
 _SHARED_CHECKS: dict[str, Check] = {

@@ -26,7 +26,7 @@ from palm_ds.weights.formats.huggingface.architecture import (
     Architecture,
 )
 from palm_ds.weights.formats.huggingface.families import FAMILIES, architecture_of
-from palm_ds.weights.formats.tensor_files import TORCH_DTYPES, in_memory_entry
+from palm_ds.weights.formats.tensor_files import TORCH_DTYPES
 
 State = dict[str, torch.Tensor]
 
@@ -119,19 +119,6 @@ def to_palm_ds_names(
     return form.complete(entries), skipped | {
         entry.source_names[0]: _why(name) for name, entry in sorted(hf_entries.items())
     }
-
-
-def from_names(state: Mapping[str, torch.Tensor], kind: str) -> tuple[State, list[str]]:
-    """Hugging Face parameters under palm_ds names, and the names of unknown ones.
-
-    `kind` is the model_type.
-    """
-    stored = {name: in_memory_entry(name, tensor) for name, tensor in state.items()}
-    layer = re.compile(r"\blayers?\.(\d+)\.")
-    layers = {m[1] for m in (layer.search(x) for x in state) if m}
-    config = EncoderConfig(kind=architecture_of(kind).kind, num_layers=max(len(layers), 1))
-    entries, skipped = to_palm_ds_names(stored, kind, config, "weights")
-    return {palm_name: entry.read() for palm_name, entry in entries.items()}, lost(skipped)
 
 
 def lost(skipped: Mapping[str, str]) -> list[str]:

@@ -26,11 +26,7 @@ from palm_ds.weights.formats.huggingface.architecture import (
     Architecture,
     Family,
 )
-from palm_ds.weights.formats.huggingface.families import (
-    FAMILIES,
-    architecture_for,
-    architecture_of,
-)
+from palm_ds.weights.formats.huggingface.families import FAMILIES, architecture_for, architecture_of
 
 DTYPES = ("float32", "float16", "bfloat16")
 

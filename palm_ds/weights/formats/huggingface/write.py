@@ -23,11 +23,7 @@ from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.weights.formats.contents import CheckpointContents
 from palm_ds.weights.formats.format import Export, Format
 from palm_ds.weights.formats.huggingface.cross_encoder import write_head
-from palm_ds.weights.formats.huggingface.families import (
-    FAMILIES,
-    architecture_of,
-    served_family,
-)
+from palm_ds.weights.formats.huggingface.families import FAMILIES, architecture_of, served_family
 from palm_ds.weights.formats.huggingface.model_card import Provenance, model_card
 from palm_ds.weights.formats.huggingface.plan import ExportPlan, plan
 from palm_ds.weights.formats.huggingface.read import CONFIG, open_contents, recognizes

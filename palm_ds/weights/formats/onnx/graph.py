@@ -25,23 +25,9 @@ from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.pooling import SPLADE, Pooling, pool_padded
 from palm_ds.weights.formats.contents import NEXT_SENTENCE_CLASSES, CheckpointContents, HeadInfo
-from palm_ds.weights.formats.huggingface.sentence_transformers import (
-    embedding_length,
-    modules_of,
-)
-from palm_ds.weights.formats.onnx.description import (
-    MEANS,
-    TEXTS,
-    TOKENS,
-    OnnxDescription,
-    OnnxHead,
-)
-from palm_ds.weights.formats.runnable import (
-    ClassScores,
-    has_pooler,
-    load_encoder,
-    load_masked_lm,
-)
+from palm_ds.weights.formats.huggingface.sentence_transformers import embedding_length, modules_of
+from palm_ds.weights.formats.onnx.description import MEANS, TEXTS, TOKENS, OnnxDescription, OnnxHead
+from palm_ds.weights.formats.runnable import ClassScores, has_pooler, load_encoder, load_masked_lm
 
 LAST, POOLED, EMBEDDING = "last_hidden_state", "pooler_output", "sentence_embedding"
 TASKS, WORD_STARTS = "task_type_ids", "word_mask"

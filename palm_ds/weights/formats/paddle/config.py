@@ -25,12 +25,7 @@ from palm_ds.weights.formats.foreign_config import FOREIGN_KEYS, read_encoder_co
 from palm_ds.weights.formats.huggingface.architecture import SEGMENTS
 from palm_ds.weights.formats.huggingface.check_config import check_foreign_values, check_only
 from palm_ds.weights.formats.huggingface.families import FAMILIES
-from palm_ds.weights.formats.paddle.names import (
-    NLP_SCHEMES,
-    PADDLENLP,
-    STATIC,
-    NamingScheme,
-)
+from palm_ds.weights.formats.paddle.names import NLP_SCHEMES, PADDLENLP, STATIC, NamingScheme
 from palm_ds.weights.formats.tensor_files import read_json
 
 CONFIGS = ("ernie_config.json", "bert_config.json", "config.json", "model_config.json")

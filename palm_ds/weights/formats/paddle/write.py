@@ -21,19 +21,13 @@ from typing import Any, BinaryIO
 import torch
 from tokenizers import Tokenizer as Backend
 
-from palm_ds.common.atomic import write_folder_atomically
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.text.byte_level_bpe import is_roberta_bpe, write_byte_level_bpe
 from palm_ds.text.sentencepiece_model import UNLISTED, is_ernie_m_backend, write_ernie_m
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
-from palm_ds.weights.formats.contents import (
-    USUAL,
-    CheckpointContents,
-    HeadInfo,
-    TensorEntry,
-)
+from palm_ds.weights.formats.contents import USUAL, CheckpointContents, HeadInfo, TensorEntry
 from palm_ds.weights.formats.format import Export, Format
 from palm_ds.weights.formats.huggingface.architecture import NEXT_SENTENCE
 from palm_ds.weights.formats.huggingface.families import FAMILIES, architecture_for
@@ -45,7 +39,7 @@ from palm_ds.weights.formats.paddle import static
 from palm_ds.weights.formats.paddle.config import ERNIE_M
 from palm_ds.weights.formats.paddle.pdparams import NAME_TABLE
 from palm_ds.weights.formats.paddle.read import open_contents, recognizes
-from palm_ds.weights.formats.tensor_files import TensorGroup, in_memory_entry, read_json
+from palm_ds.weights.formats.tensor_files import TensorGroup, read_json
 
 WEIGHTS, CONFIG = "model_state.pdparams", "config.json"
 _NAMES = (  # (part of a Hugging Face name, the same in PaddleNLP)
@@ -215,27 +209,6 @@ def _further_special(folder: Path, saved: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys([*listed, *(text for text in texts if text not in roles)]))
 
 
-def write_paddle(
-    state: Mapping[str, torch.Tensor],
-    folder: Path,
-    config: EncoderConfig,
-    *,
-    heads: Mapping[str, HeadInfo] | None = None,
-    tokenizer: Tokenizer | None = None,
-    target: ExportOptions | None = None,
-) -> ExportPlan:
-    """Write palm_ds weights as a PaddleNLP folder, complete or not at all.
-
-    `heads`: those in `state`; by default inferred from the tensors, with classification heads
-    assumed to read whole texts.
-    """
-    kept = {name: value for name, value in state.items() if not name.endswith(".tied_words")}
-    entries = {name: in_memory_entry(name, tensor) for name, tensor in kept.items()}
-    planned = plan(entries, config, heads or _heads(entries), target or ExportOptions())
-    write_folder_atomically(Path(folder), lambda part: write(planned, part, tokenizer=tokenizer))
-    return planned
-
-
 def paddle_name(name: str) -> str:
     """PaddleNLP's name for a Hugging Face tensor."""
     for hf_pattern, paddle_pattern in _NAMES:
@@ -274,18 +247,6 @@ def _second_names(plan: ExportPlan) -> dict[str, str]:
         if bias in names:
             copies |= {table: words} | ({copy: bias} if copy else {})
     return copies
-
-
-def _heads(entries: Mapping[str, TensorEntry]) -> dict[str, HeadInfo]:
-    heads = {}
-    for ours, entry in entries.items():
-        _, _, part = ours.partition("heads.")
-        name, _, part = part.partition(".")
-        if part == "norm.weight":
-            heads[name] = HeadInfo(kind="masked_words")
-        elif part == "out.weight":
-            heads[name] = HeadInfo(kind="classes", classes=entry.shape[0])
-    return heads
 
 
 # ---- the pickle ----

@@ -16,7 +16,7 @@ from palm_ds.model.heads.heads import ClassHead
 from palm_ds.model.inputs.batch import Batch, PackedText
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model
-from palm_ds.weights.formats.huggingface.names import from_names
+from tests.helpers.hf_names import from_names
 from tests.helpers.modernbert import modernbert
 
 CONFIG = EncoderConfig.from_dict(

@@ -21,12 +21,12 @@ from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.multi_task_model import Model
 from palm_ds.weights.convert.convert import ConversionOptions, convert
 from palm_ds.weights.convert.parity import compare, inputs_for
-from palm_ds.weights.formats.huggingface.names import from_names
 from palm_ds.weights.formats.huggingface.read import open_contents
 from palm_ds.weights.formats.huggingface.run import in_transformers
 from palm_ds.weights.formats.runnable import in_palm_ds, load_encoder
 from palm_ds.weights.weights_folder import export_hf
 from tests.helpers.hf_architectures import CASES, HEADS, model_of, saved
+from tests.helpers.hf_names import from_names
 from tests.model.encoder.test_transformer import padded, texts, weighted
 
 EXHAUSTIVE = pytest.mark.exhaustive

@@ -28,8 +28,9 @@ from palm_ds.weights.formats.contents import COPY, HeadInfo
 from palm_ds.weights.formats.huggingface.target import ExportOptions
 from palm_ds.weights.formats.paddle import read as paddle
 from palm_ds.weights.formats.paddle.pdparams import NAME_TABLE, read_pickle
-from palm_ds.weights.formats.paddle.write import WEIGHTS, why_no_tokenizer, write_paddle
+from palm_ds.weights.formats.paddle.write import WEIGHTS, why_no_tokenizer
 from tests.helpers.byte_level_bpe import TEXTS, bpe_folder
+from tests.helpers.paddle_folder import write_paddle
 from tests.helpers.small_configs import TINY, letters
 
 CONFIG = replace(TINY, layer_norm_eps=1e-12)

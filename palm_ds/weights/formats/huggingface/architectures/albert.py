@@ -17,6 +17,7 @@ from palm_ds.model.encoder.kinds.albert import Albert, AlbertOptions
 from palm_ds.weights.formats.contents import TensorEntry
 from palm_ds.weights.formats.huggingface.architecture import (
     HEAD_CLASSES,
+    SEGMENTS,
     SENTENCE_ORDER,
     Architecture,
     Entries,
@@ -29,7 +30,6 @@ from palm_ds.weights.formats.huggingface.bert_like import (
     EMBEDDINGS,
     RUN_KEYS,
     body_names,
-    folded_task,
     head_names,
     read_usual,
 )
@@ -79,6 +79,7 @@ class AlbertArchitecture(Architecture):
     }
     words = EMBEDDINGS["word.weight"]
     layer = "encoder.albert_layer_groups"
+    task_table = SEGMENTS
     tied: ClassVar[Mapping[str, str]] = {
         "predictions.decoder.weight": words,
         "predictions.decoder.bias": "predictions.bias",
@@ -129,14 +130,10 @@ class AlbertArchitecture(Architecture):
             "num_hidden_layers": config.num_layers // options["layers_per_group"],
         }
 
-    def family_of(self, config: EncoderConfig) -> str:
-        """Also with a task embedding: a row of it is folded into the token types."""
-        return self.kind
-
     def reshape(
         self, kept: Entries, config: EncoderConfig, kind: str, task_id: int
     ) -> tuple[Entries, EncoderConfig, dict[str, str]]:
-        return folded_task(_turned(kept), config, "segment", task_id)
+        return super().reshape(_turned(kept), config, kind, task_id)
 
 
 _DEFAULTS = asdict(AlbertOptions())

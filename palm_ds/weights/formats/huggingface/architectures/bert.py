@@ -21,6 +21,7 @@ from palm_ds.weights.formats.contents import TensorEntry
 from palm_ds.weights.formats.foreign_config import FOREIGN_KEYS, read_encoder_config
 from palm_ds.weights.formats.huggingface.architecture import (
     NEXT_SENTENCE,
+    POSITIONS,
     SEGMENTS,
     TASKS,
     Architecture,
@@ -233,12 +234,11 @@ def _check_one_type(config: EncoderConfig, family: Family) -> None:
 
 def _without_token_type(kept: Entries) -> Entries:
     """With the only token type added to each position; zeros, which a reader made, add nothing."""
-    name = "backbone.position.weight"
     result = {x: entry for x, entry in kept.items() if x != SEGMENTS}
-    positions, types = kept[name], kept[SEGMENTS]
+    positions, types = kept[POSITIONS], kept[SEGMENTS]
     if not types.read().any():
         return result
-    result[name] = TensorEntry(
+    result[POSITIONS] = TensorEntry(
         source_names=positions.source_names + types.source_names,
         shape=positions.shape,
         read=lambda: positions.read() + types.read(),

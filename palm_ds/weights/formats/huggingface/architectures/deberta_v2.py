@@ -23,8 +23,8 @@ from palm_ds.weights.formats.huggingface.architecture import (
     MASKED_WORDS,
     QUESTION_ANSWERING,
     REPLACED_TOKENS,
+    WORDS,
     Architecture,
-    Entries,
     Family,
     Names,
     both_ends,
@@ -35,7 +35,6 @@ from palm_ds.weights.formats.huggingface.bert_like import (
     LAYER,
     RUN_KEYS,
     body_names,
-    folded_task,
     read_usual,
 )
 from palm_ds.weights.formats.huggingface.check_config import check_values, text, truth, whole
@@ -102,6 +101,7 @@ class DebertaV2Architecture(Architecture):
     }
     words = EMBEDDINGS["word.weight"]
     layer = "encoder.layer"
+    task_table = WORDS
     tied: ClassVar[Mapping[str, str]] = {
         "cls.predictions.decoder.weight": words,
         "cls.predictions.decoder.bias": "cls.predictions.bias",
@@ -187,7 +187,6 @@ class DebertaV2Architecture(Architecture):
         }
 
     def family_of(self, config: EncoderConfig) -> str:
-        """Also with a task embedding: a row of it is folded into the token embeddings."""
         return "deberta-v2" if config.tie_word_embeddings else ""
 
     def no_family(self, config: EncoderConfig) -> str:
@@ -195,13 +194,6 @@ class DebertaV2Architecture(Architecture):
             "Hugging Face's DebertaV2 has no masked-LM head with its own output embeddings; leave "
             "it out with untied_head: skip (--untied_head skip)"
         )
-
-    def reshape(
-        self, kept: Entries, config: EncoderConfig, kind: str, task_id: int
-    ) -> tuple[Entries, EncoderConfig, dict[str, str]]:
-        """The embedding of a task is added to every token embedding. Scores of all tokens then rise
-        by the same number, which changes no probability."""
-        return folded_task(kept, config, "word", task_id)
 
 
 _NO_POOLER = "no pooler"

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.weights.formats.huggingface.architecture import (
     HEAD_CLASSES,
+    POSITIONS,
     Architecture,
-    Entries,
     Family,
     Names,
     both_ends,
@@ -22,7 +22,6 @@ from palm_ds.weights.formats.huggingface.architecture import (
 from palm_ds.weights.formats.huggingface.bert_like import (
     EMBEDDINGS,
     body_names,
-    folded_task,
     head_names,
     read_usual,
 )
@@ -88,6 +87,7 @@ class DistilBertArchitecture(Architecture):
     }
     words = EMBEDDINGS["word.weight"]
     layer = "transformer.layer"
+    task_table = POSITIONS
     tied: ClassVar[Mapping[str, str]] = {"vocab_projector.weight": words}
     heads = (
         "vocab_transform",
@@ -145,7 +145,6 @@ class DistilBertArchitecture(Architecture):
         }
 
     def family_of(self, config: EncoderConfig) -> str:
-        """Also with a task embedding: a row of it is folded into the positions."""
         return self.kind if config.layer_norm_eps == _EPS else ""
 
     def no_family(self, config: EncoderConfig) -> str:
@@ -153,8 +152,3 @@ class DistilBertArchitecture(Architecture):
             f"Hugging Face's DistilBert always has layer_norm_eps {_EPS}, but this encoder has "
             f"{config.layer_norm_eps}"
         )
-
-    def reshape(
-        self, kept: Entries, config: EncoderConfig, kind: str, task_id: int
-    ) -> tuple[Entries, EncoderConfig, dict[str, str]]:
-        return folded_task(kept, config, "position", task_id)

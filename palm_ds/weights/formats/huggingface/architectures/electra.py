@@ -18,8 +18,8 @@ from palm_ds.weights.formats.huggingface.architecture import (
     MASKED_WORDS,
     QUESTION_ANSWERING,
     REPLACED_TOKENS,
+    SEGMENTS,
     Architecture,
-    Entries,
     Family,
     Names,
     both_ends,
@@ -30,7 +30,6 @@ from palm_ds.weights.formats.huggingface.bert_like import (
     LORA_MODULES,
     RUN_KEYS,
     body_names,
-    folded_task,
     read_usual,
 )
 from palm_ds.weights.formats.huggingface.check_config import check_only, check_values, whole
@@ -67,6 +66,7 @@ class ElectraArchitecture(Architecture):
     }
     words = EMBEDDINGS["word.weight"]
     layer = "encoder.layer"
+    task_table = SEGMENTS
     tied: ClassVar[Mapping[str, str]] = {"generator_lm_head.weight": words}
     heads = (
         "generator_predictions",
@@ -129,12 +129,3 @@ class ElectraArchitecture(Architecture):
             "embedding_size": Electra.embedding_width(config),
             **{key: right[0] for key, right in _SUMMARY.items()},
         }
-
-    def family_of(self, config: EncoderConfig) -> str:
-        """Also with a task embedding: a row of it is folded into the token types."""
-        return self.kind
-
-    def reshape(
-        self, kept: Entries, config: EncoderConfig, kind: str, task_id: int
-    ) -> tuple[Entries, EncoderConfig, dict[str, str]]:
-        return folded_task(kept, config, "segment", task_id)

@@ -16,8 +16,8 @@ from palm_ds.model.encoder.kinds.bert import ErnieGram, ErnieGramOptions
 from palm_ds.model.encoder.positions import GRAM_BUCKETS
 from palm_ds.weights.formats.huggingface.architecture import (
     HEAD_CLASSES,
+    SEGMENTS,
     Architecture,
-    Entries,
     Family,
     Names,
     both_ends,
@@ -29,7 +29,6 @@ from palm_ds.weights.formats.huggingface.bert_like import (
     MASKED_LM,
     RUN_KEYS,
     body_names,
-    folded_task,
     head_names,
     read_usual,
 )
@@ -54,6 +53,7 @@ class ErnieGramArchitecture(Architecture):
     }
     words = EMBEDDINGS["word.weight"]
     layer = "encoder.layer"
+    task_table = SEGMENTS
     tied: ClassVar[Mapping[str, str]] = {
         "cls.predictions.decoder.weight": words,
         "cls.predictions.decoder.bias": "cls.predictions.bias",
@@ -98,8 +98,3 @@ class ErnieGramArchitecture(Architecture):
     def check_family(self, kind: str, config: EncoderConfig) -> str:
         """Named, it is written whatever it computes there."""
         return "" if kind in self.families else super().check_family(kind, config)
-
-    def reshape(
-        self, kept: Entries, config: EncoderConfig, kind: str, task_id: int
-    ) -> tuple[Entries, EncoderConfig, dict[str, str]]:
-        return folded_task(kept, config, "segment", task_id)

@@ -20,11 +20,9 @@ from palm_ds.weights.formats.huggingface.architecture import (
     MASKED_WORDS,
     WORDS,
     Architecture,
-    Entries,
     Family,
     Names,
     both_ends,
-    fold_task_into,
     sizes_json,
 )
 from palm_ds.weights.formats.huggingface.check_config import (
@@ -90,6 +88,7 @@ class EuroBertArchitecture(Architecture):
     }
     words = "embed_tokens.weight"
     layer = "layers"
+    task_table = WORDS
     tied: ClassVar[Mapping[str, str]] = {}
     heads = ("lm_head", "dense", "classifier")
     masked_lm = ("lm_head.",)
@@ -166,15 +165,6 @@ class EuroBertArchitecture(Architecture):
             "pad_token_id": config.pad,
             "tie_word_embeddings": False,
         }
-
-    def family_of(self, config: EncoderConfig) -> str:
-        """Also with a task embedding: a row of it is folded into the token embeddings."""
-        return self.kind
-
-    def reshape(
-        self, kept: Entries, config: EncoderConfig, kind: str, task_id: int
-    ) -> tuple[Entries, EncoderConfig, dict[str, str]]:
-        return fold_task_into(kept, config, task_id, WORDS)
 
 
 def _options(about: Mapping[str, Any], num_heads: int, where: str) -> dict[str, Any]:

@@ -10,27 +10,19 @@ from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.kinds.rotary_bert import (
-    JinaEmbeddingsV3,
-    JinaEmbeddingsV3Options,
-)
+from palm_ds.model.encoder.kinds.rotary_bert import JinaEmbeddingsV3, JinaEmbeddingsV3Options
 from palm_ds.weights.formats.huggingface.architecture import (
     CLASSIFIER,
     MASKED_WORDS,
     QUESTION_ANSWERING,
+    SEGMENTS,
     Architecture,
-    Entries,
     Family,
     Names,
     both_ends,
-    fold_task_into,
     usual_config_json,
 )
-from palm_ds.weights.formats.huggingface.check_config import (
-    USUAL_CHECKS,
-    USUAL_KEYS,
-    check_values,
-)
+from palm_ds.weights.formats.huggingface.check_config import USUAL_CHECKS, USUAL_KEYS, check_values
 from palm_ds.weights.formats.huggingface.rotary import ATTENTION_MODULES, RUN_KEYS, rotary_base
 
 _HUB = {
@@ -70,6 +62,7 @@ class JinaEmbeddingsV3Architecture(Architecture):
     }
     words = "embeddings.word_embeddings.weight"
     layer = "encoder.layers"
+    task_table = SEGMENTS
     tied: ClassVar[Mapping[str, str]] = {
         "lm_head.decoder.weight": words,
         "lm_head.decoder.bias": "lm_head.bias",
@@ -135,12 +128,3 @@ class JinaEmbeddingsV3Architecture(Architecture):
         options: JinaEmbeddingsV3Options = JinaEmbeddingsV3.options_of(config)
         rotary = {"rope_type": "default", "rope_theta": float(options.rotary_base)}
         return {**usual_config_json(config), "rope_parameters": rotary}
-
-    def family_of(self, config: EncoderConfig) -> str:
-        """Also with a task embedding: a row of it is folded into the token types."""
-        return self.kind
-
-    def reshape(
-        self, kept: Entries, config: EncoderConfig, kind: str, task_id: int
-    ) -> tuple[Entries, EncoderConfig, dict[str, str]]:
-        return fold_task_into(kept, config, task_id, "backbone.segment.weight")

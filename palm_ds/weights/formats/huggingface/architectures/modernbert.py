@@ -27,10 +27,8 @@ from palm_ds.weights.formats.huggingface.architecture import (
     QUESTION_ANSWERING,
     WORDS,
     Architecture,
-    Entries,
     Family,
     Names,
-    fold_task_into,
     sizes_json,
 )
 from palm_ds.weights.formats.huggingface.check_config import (
@@ -118,6 +116,7 @@ class ModernBertArchitecture(Architecture):
     }
     words = "embeddings.tok_embeddings.weight"
     layer = "layers"
+    task_table = WORDS
     tied: ClassVar[Mapping[str, str]] = {"decoder.weight": words}
     shared: ClassVar[Mapping[str, str]] = {
         f"backbone.pooler.{part}.weight": f"heads.{MASKED_WORDS}.{part}.weight"
@@ -218,15 +217,6 @@ class ModernBertArchitecture(Architecture):
             "tie_word_embeddings": config.tie_word_embeddings,
             **_ONLY,
         }
-
-    def family_of(self, config: EncoderConfig) -> str:
-        """Also with a task embedding: a row of it is folded into the token embeddings."""
-        return self.kind
-
-    def reshape(
-        self, kept: Entries, config: EncoderConfig, kind: str, task_id: int
-    ) -> tuple[Entries, EncoderConfig, dict[str, str]]:
-        return fold_task_into(kept, config, task_id, WORDS)
 
 
 def _default(key: str) -> Any:

@@ -12,8 +12,8 @@ from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.kinds.bert import MPNet
 from palm_ds.weights.formats.huggingface.architecture import (
     HEAD_CLASSES,
+    POSITIONS,
     Architecture,
-    Entries,
     Family,
     Names,
     both_ends,
@@ -24,7 +24,6 @@ from palm_ds.weights.formats.huggingface.bert_like import (
     LAYER,
     RUN_KEYS,
     body_names,
-    folded_task,
     head_names,
     read_usual,
 )
@@ -60,6 +59,7 @@ class MPNetArchitecture(Architecture):
     }
     words = EMBEDDINGS["word.weight"]
     layer = "encoder.layer"
+    task_table = POSITIONS
     tied: ClassVar[Mapping[str, str]] = {
         "lm_head.decoder.weight": words,
         "lm_head.decoder.bias": "lm_head.bias",
@@ -111,7 +111,6 @@ class MPNetArchitecture(Architecture):
         return {**usual, _BUCKETS: _USUAL_BUCKETS}
 
     def family_of(self, config: EncoderConfig) -> str:
-        """Also with a task embedding: a row of it is folded into the positions."""
         usual = MPNet.options_of(config).relative_buckets == _USUAL_BUCKETS
         return (
             self.kind if usual and (config.position_offset, config.pad) == (_OFFSET, _PAD) else ""
@@ -127,8 +126,3 @@ class MPNetArchitecture(Architecture):
             f"Hugging Face's MPNet counts positions from {_OFFSET} and has padding {_PAD}, but "
             f"this encoder has {config.position_offset} and {config.pad}"
         )
-
-    def reshape(
-        self, kept: Entries, config: EncoderConfig, kind: str, task_id: int
-    ) -> tuple[Entries, EncoderConfig, dict[str, str]]:
-        return folded_task(kept, config, "position", task_id)

@@ -23,7 +23,6 @@ from palm_ds.weights.formats.huggingface.architecture import (
     Family,
     Names,
     both_ends,
-    fold_task_into,
     sizes_json,
 )
 from palm_ds.weights.formats.huggingface.check_config import (
@@ -100,6 +99,7 @@ class NeoBertArchitecture(Architecture):
     }
     words = "encoder.weight"
     layer = "transformer_encoder"
+    task_table = WORDS
     tied: ClassVar[Mapping[str, str]] = {}
     heads = ("decoder", "dense", "classifier")
     masked_lm = ("decoder.",)
@@ -157,7 +157,6 @@ class NeoBertArchitecture(Architecture):
         }
 
     def family_of(self, config: EncoderConfig) -> str:
-        """Also with a task embedding: a row of it is folded into the token embeddings."""
         return "" if self.no_family(config) else self.kind
 
     def no_family(self, config: EncoderConfig) -> str:
@@ -178,7 +177,7 @@ class NeoBertArchitecture(Architecture):
     ) -> tuple[Entries, EncoderConfig, dict[str, str]]:
         shape = (3, config.num_heads, -1)
         by_head = _with_rows(kept, shape, "rows by head")
-        return fold_task_into(by_head, config, task_id, WORDS)
+        return super().reshape(by_head, config, kind, task_id)
 
 
 def _with_rows(entries: Entries, shape: tuple[int, int, int], how: str) -> Entries:

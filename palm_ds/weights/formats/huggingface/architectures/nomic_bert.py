@@ -15,12 +15,11 @@ from palm_ds.model.encoder.kinds.rotary_bert import NomicBert, NomicBertOptions
 from palm_ds.weights.formats.huggingface.architecture import (
     CLASSIFIER,
     MASKED_WORDS,
+    SEGMENTS,
     Architecture,
-    Entries,
     Family,
     Names,
     both_ends,
-    fold_task_into,
     usual_config_json,
 )
 from palm_ds.weights.formats.huggingface.check_config import (
@@ -115,6 +114,7 @@ class NomicBertArchitecture(Architecture):
     words = "embeddings.word_embeddings.weight"
     merged_dropouts = ("embd_pdrop",)
     layer = "encoder.layers"
+    task_table = SEGMENTS
     other_prefixes = ("bert.",)
     tied: ClassVar[Mapping[str, str]] = {
         "cls.predictions.decoder.weight": words,
@@ -174,16 +174,10 @@ class NomicBertArchitecture(Architecture):
         return {**usual_config_json(config), "rope_parameters": rotary}
 
     def family_of(self, config: EncoderConfig) -> str:
-        """Also with a task embedding: a row of it is folded into the token types."""
         return self.kind if config.activation == "silu" else ""
 
     def no_family(self, config: EncoderConfig) -> str:
         return f"Hugging Face's NomicBert has silu, but this encoder has {config.activation}"
-
-    def reshape(
-        self, kept: Entries, config: EncoderConfig, kind: str, task_id: int
-    ) -> tuple[Entries, EncoderConfig, dict[str, str]]:
-        return fold_task_into(kept, config, task_id, "backbone.segment.weight")
 
 
 def _positions(about: Mapping[str, Any]) -> int:

@@ -24,6 +24,7 @@ from palm_ds.weights.formats.huggingface.architecture import (
     Family,
     Names,
     both_ends,
+    fold_task_into,
     usual_config_json,
 )
 from palm_ds.weights.formats.huggingface.bert_like import (
@@ -31,7 +32,6 @@ from palm_ds.weights.formats.huggingface.bert_like import (
     LORA_MODULES,
     RUN_KEYS,
     body_names,
-    folded_task,
     moved_positions,
     read_usual,
 )
@@ -95,5 +95,5 @@ class UnimoArchitecture(Architecture):
         if config.position_offset:
             result, config, more = moved_positions(result, config, 0)
             created |= more
-        result, config, more = folded_task(result, config, "segment", task_id)
+        result, config, more = fold_task_into(result, config, task_id, SEGMENTS)
         return result, config, created | more
