@@ -329,19 +329,20 @@ def _open_run(
     state = start_at.found.state if start_at.found else {}
     forgotten = parts.best.restore(state.get("best", {}))
     unevaluated = forgotten or not start_at.found
+    evaluated = -1 if unevaluated else state.get("evaluated", first)
     loop = Loop(
         run=run,
         engine=engine,
         model=parts.model,
         stream=parts.stream,
         validation=parts.validation,
-        log=_open_log(parts, engine, first, console),
+        log=_open_log(parts, engine, first, console, evaluated=evaluated == first),
         signature=parts.signature,
         on_event=event_handler or (lambda name, facts: None),
         best=parts.best,
         data=data,
         corpus_check=CorpusCheck(data.corpora, run.folder, engine.processes),
-        evaluated=-1 if unevaluated else state.get("evaluated", first),
+        evaluated=evaluated,
         ended_at=state.get("ended_at", 0),
         started_before=start_at.started_before(parts.model.head_of),
     )
@@ -480,7 +481,9 @@ def _check_best(parts: _Parts, engine: Engine) -> None:
         check(len(held_out.rows))
 
 
-def _open_log(parts: _Parts, engine: Engine, step: int, console: Console | None) -> RunLog | None:
+def _open_log(
+    parts: _Parts, engine: Engine, step: int, console: Console | None, *, evaluated: bool
+) -> RunLog | None:
     """Rank 0's log; the other files of the run folder are written with it. Collective."""
     run = parts.run
     write_folder_together(run, engine, parts.data)
@@ -488,7 +491,8 @@ def _open_log(parts: _Parts, engine: Engine, step: int, console: Console | None)
         return None
     tasks, steps = list(run.recipe.tasks), run.recipe.curriculum.steps
     tracking = {"track": run.recipe.track, "config": run.recipe.resolved()}
-    run_log = RunLog(run.folder, tasks, total_steps=steps, start=step, console=console, **tracking)
+    where = {"start": step, "evaluated": evaluated, "console": console}
+    run_log = RunLog(run.folder, tasks, total_steps=steps, **where, **tracking)
     if step:
         run_log.event("resume", f"resumes from step {step}", step=step)
     if parts.changes:
