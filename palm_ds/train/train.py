@@ -69,6 +69,7 @@ from palm_ds.train.setup.run_folder import (
     lock_folder,
     overview,
     record_changes,
+    wait_for_swap_room,
     write_folder_together,
 )
 from palm_ds.train.setup.sources import (
@@ -324,6 +325,8 @@ def _open_run(
     """The run on its engine, at its starting point."""
     run, data = parts.run, parts.data
     start_at = _starting_point(parts)
+    if start_at.found:
+        wait_for_swap_room(run, parts.model, parts.processes)
     engine = _start_engine(parts, start_at)
     first = start_at.restore(engine, parts.stream)
     state = start_at.found.state if start_at.found else {}
