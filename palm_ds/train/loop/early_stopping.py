@@ -84,6 +84,11 @@ class BestTracker:
         """Whether `patience` evaluations have passed without improvement."""
         return bool(self.settings.patience) and self.evals_since_best >= self.settings.patience
 
+    @property
+    def why_it_stops(self) -> str:
+        since = f"since step {self.step}" if self.step >= 0 else "at all"
+        return f"no improvement {since}; done"
+
     def update(
         self,
         step: int,

@@ -119,6 +119,8 @@ class Loop:
             self._evaluate(0)  # the scores of the run that it extends
         if first and self.evaluated < first and self._evaluation_due(first):
             self._evaluate(first)  # a run that was stopped saved, but did not evaluate
+        elif self.best.should_stop:  # perhaps by another `patience` than before
+            self._event("patience", self.best.why_it_stops)
         self.done = self.best.should_stop or self.ended_at > 0
         self._meter = StepMeter()
 
@@ -248,8 +250,7 @@ class Loop:
             self._event("best", f"best so far: {self.best}", step=done)
         self.on_event("evaluation", {"step": done, "scores": self.scores})
         if self.best.should_stop:
-            since = f"since step {self.best.step}" if self.best.step >= 0 else "at all"
-            self._event("patience", f"no improvement {since}; done")
+            self._event("patience", self.best.why_it_stops)
 
     def _keep_best(self, done: int, before: Mapping[str, Any]) -> bool:
         """Write the current weights to best/; if that fails for now, return to the best evaluation

@@ -106,6 +106,26 @@ def test_weights_say_after_how_many_steps_patience_ended_without_a_best_evaluati
         trainer(tables, run, {"best": "mean", "patience": 2, "evaluate_every": 2}).train()
 
 
+def test_a_lower_patience_that_ends_a_resumed_run_is_named(
+    tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended without a word."""
+    falls = iter(range(9))
+    monkeypatch.setattr(BestTracker, "_value", lambda tracker, scores: -next(falls))
+    run, settings = tmp_path / "run", {"best": "mean", "evaluate_every": 2}
+    made = trainer(tables, run, {**settings, "patience": 3})
+
+    def stop(event: object) -> None:
+        if isinstance(event, palm.event.BeginIteration) and event.batch_id + 1 == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit):
+        made.train(stop)
+    again = trainer(tables, run, {**settings, "patience": 1})
+    assert again.train() and again.cur_train_step == 6
+    assert events_in(run)["patience"] == "no improvement since step 2; done"
+
+
 def test_patience_does_not_end_a_run_before_the_stage_of_the_task_that_it_watches(
     tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
