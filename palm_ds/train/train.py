@@ -178,10 +178,9 @@ class TrainingRun:
         if not problem:
             with engine.ema_weights():
                 return engine.full_state_dict()
-        text = (
-            f"optimizer.ema: the averaged weights are not good: {problem}; the final weights are "
-        )
-        self.loop.recovery.event("averages", text + "those of the last step")
+        text = f"optimizer.ema: the averaged weights are not good: {problem}"
+        text += "; the final weights are those of the last step"
+        self.loop.recovery.event("averages", text)
         return engine.full_state_dict()
 
     def _export(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -331,8 +330,7 @@ def _open_run(
     first = start_at.restore(engine, parts.stream)
     state = start_at.found.state if start_at.found else {}
     forgotten = parts.best.restore(state.get("best", {}))
-    unevaluated = forgotten or not start_at.found
-    evaluated = -1 if unevaluated else state.get("evaluated", first)
+    evaluated = state.get("evaluated", first) if start_at.found and not forgotten else -1
     loop = Loop(
         run=run,
         engine=engine,
@@ -437,8 +435,7 @@ def _end_dry_run(parts: _Parts, plan_for: Sequence[Cluster]) -> None:
     check_swap_room(ds_config, model, parts.processes)
     if "." in (best := parts.recipe.evaluate.best):
         log.info("evaluate.best: whether %s exists is checked only when training starts", best)
-    teachers = parts.plan.sizes(ds_config.precision)
-    size = replace(size_of(model), teachers=teachers)
+    size = replace(size_of(model), teachers=parts.plan.sizes(ds_config.precision))
     work = work_of(model, batches, rows)
     stages = stage_work(stream, model) if plan_for else ()
     for line in findings(parts.run, parts.processes, size, work, plan_for, stages):
@@ -493,13 +490,11 @@ def _open_log(
     if engine.rank:
         return None
     tasks, steps = list(run.recipe.tasks), run.recipe.curriculum.steps
-    tracking = {"track": run.recipe.track, "config": run.recipe.resolved()}
-    where = {"start": step, "evaluated": evaluated, "console": console}
-    run_log = RunLog(run.folder, tasks, total_steps=steps, **where, **tracking)
+    more = {"track": run.recipe.track, "config": run.recipe.resolved(), "evaluated": evaluated}
+    run_log = RunLog(run.folder, tasks, total_steps=steps, start=step, console=console, **more)
     if step:
         run_log.event("resume", f"resumes from step {step}", step=step)
     if parts.changes:
-        record_changes(run.folder, step, parts.changes)
-        text = f"changed from step {step + 1} on: {'; '.join(parts.changes)}"
+        text = record_changes(run.folder, step, parts.changes)
         run_log.event("changed", text, step=step, changes=list(parts.changes))
     return run_log

@@ -127,12 +127,13 @@ def _concerns(difference: str, keys: Sequence[str]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in keys)
 
 
-def record_changes(folder: Path, step: int, changes: Sequence[str]) -> None:
-    """Add a line to changes.jsonl: with what other settings the run is resumed after `step`
-    steps."""
+def record_changes(folder: Path, step: int, changes: Sequence[str]) -> str:
+    """Add a line to changes.jsonl: with what other settings the run is resumed after `step` steps.
+    Returns one for the log."""
     line = json.dumps({"step": step, "changes": list(changes)}, ensure_ascii=False)
     with (folder / "changes.jsonl").open("a", encoding="utf-8") as file:
         file.write(line + "\n")
+    return f"changed from step {step + 1} on: {'; '.join(changes)}"
 
 
 def check_writable(folder: Path, *, begun: bool = False) -> None:
