@@ -13,7 +13,7 @@ from palm_ds.cli.command import Command
 from palm_ds.cli.options import add_fields, list_of_names, local_path, options_of
 from palm_ds.cli.output import show
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.common.messages import printable
+from palm_ds.common.messages import byte_size, printable
 from palm_ds.weights.convert.options import CheckedConversion, ConversionOptions, OnnxOptions
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _file_lines(files: Sequence[OnnxFile]) -> list[str]:
     lines = []
     for file in files:
         form = f" ({file.form})" if file.form else ""
-        lines.append(f"{file.name}: {file.bytes / 1e6:,.1f} MB{form}")
+        lines.append(f"{file.name}: {byte_size(file.bytes)}{form}")
         lines.append(f"  checked: {file.parity or 'not at all'}")
         same = ", ".join(f"{name} {share:.1%}" for name, share in file.agreement.items())
         lines += [f"  same predictions: {same}"] if same else []

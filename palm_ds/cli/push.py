@@ -8,7 +8,7 @@ from pathlib import Path
 from palm_ds.cli.command import Command
 from palm_ds.cli.output import show
 from palm_ds.common.errors import UserError
-from palm_ds.common.messages import counted
+from palm_ds.common.messages import byte_size, counted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
 
     check_repository(args.name)
     files = files_to_push(args.source)
-    count = f"{counted(len(files.pushed), 'file')}, {files.size / 1e6:.1f} MB"
+    count = f"{counted(len(files.pushed), 'file')}, {byte_size(files.size)}"
     record = {"files": files.pushed, "not_pushed": files.left, "bytes": files.size}
     notes = [f"note: not pushed: {', '.join(files.left)}"] if files.left and not args.quiet else []
     if args.dry_run:

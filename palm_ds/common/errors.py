@@ -48,6 +48,8 @@ _OF_THE_SYSTEM = {
 }
 """Errors caused by the user's path; others may be bugs."""
 
+_NO_TEMPORARY_FOLDER = "No usable temporary directory"  # as Python says it
+
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """A full disk, a used-up quota, a file system that has become read-only."""
 SERVER_AWAY = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN)
@@ -118,11 +120,25 @@ def _print_error(message: str, code: int) -> None:
     print_error(f"error: {message}")
 
 
+def _line_of(error: OSError) -> tuple[str, int] | None:
+    """The line for an error of the system, and the exit code; None if it may be a bug."""
+    why, temporary = error.strerror or "", error.errno in (*FULL_DISK, *SERVER_AWAY)
+    if why.startswith(_NO_TEMPORARY_FOLDER):
+        return f"{why}: each is full or cannot be written; name another in TMPDIR", FAILED
+    if error.filename is None:  # of writing to an open file
+        where = "the disk of the output, or of temporary files (TMPDIR)"
+        return (f"{why}: {where}", FAILED) if error.errno in FULL_DISK else None
+    if temporary or error.errno in _OF_THE_SYSTEM:
+        return f"{os.fsdecode(error.filename)}: {why}", FAILED if temporary else MISTAKE
+    return None
+
+
 @contextmanager
 def exit_on_user_error(say: Callable[[str, int], None] = _print_error) -> Iterator[None]:
     """Wraps every command: prints log messages and turns a UserError, or a file system error for a
     path, into `error: ...` and exit code 2; a TemporaryError likewise, with a code of its own, and
-    a disk that is full or away, with 1. `say(message, code)` prints the error."""
+    a disk that is full or away, or no folder for temporary files, with 1. `say(message, code)`
+    prints the error."""
     try:
         with plain_messages():
             yield
@@ -132,11 +148,9 @@ def exit_on_user_error(say: Callable[[str, int], None] = _print_error) -> Iterat
     except TemporaryError as error:
         message, code = str(error), error.code
     except OSError as error:
-        temporary = error.errno in (*FULL_DISK, *SERVER_AWAY)
-        if error.filename is None or not (temporary or error.errno in _OF_THE_SYSTEM):
+        if (line := _line_of(error)) is None:
             raise
-        code = FAILED if temporary else MISTAKE
-        message = f"{os.fsdecode(error.filename)}: {error.strerror}"
+        message, code = line
     say(without_secrets(printable(message)), code)
     sys.exit(code)
 

@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 from palm_ds.common.atomic import move_into_place
 from palm_ds.common.errors import UserError
 from palm_ds.common.files import locked, sha256_of_file, try_lock
+from palm_ds.common.messages import byte_size
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ class FileCache:
     def _warn(self) -> None:
         """Says once that the limit is exceeded."""
         if not self._warned:
-            size = f"{self.limit / 1e9:g} GB"
+            size = byte_size(self.limit)
             log.warning("%s: the files in use exceed the cache's %s", self.folder, size)
         self._warned = True
 

@@ -61,6 +61,7 @@ def without_secrets(text: str) -> str:
     return text
 
 
+_BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "KB"), (1, "B"))
 _SENTENCE = re.compile(r"(?>\([^()]*\)|.)*?(?<!\bal)(?<!\.)[.?](?=\s|$)", re.S)
 
 
@@ -84,6 +85,13 @@ def short_number(number: int) -> str:
     """`25.3 k`, `1.3 M`, to stand before a unit."""
     size, prefix = (1e6, "M") if number >= 1e5 else (1e3, "k")
     return f"{number / size:,.1f} {prefix}"
+
+
+def byte_size(count: float) -> str:
+    """`38.7 KB`, `1.24 GB`, `80 GB`."""
+    size, unit = next(unit for unit in _BYTE_UNITS if count >= 0.9995 * unit[0] or unit[0] == 1)
+    value = count / size
+    return f"{value:,.0f} {unit}" if value >= 99.95 else f"{value:.3g} {unit}"
 
 
 def nan_to_null(value: object) -> object:

@@ -28,6 +28,7 @@ from palm_ds.common.atomic import write_file_atomically, write_folder_atomically
 from palm_ds.common.errors import TemporaryError, UserError
 from palm_ds.common.file_cache import FileCache, HeldFile
 from palm_ds.common.files import cache_folder, check_locks, hash_of_text
+from palm_ds.common.messages import byte_size
 from palm_ds.common.remote_files import RETRIES, RemoteFolder, Retries, is_url
 from palm_ds.corpus.manifest import NAME, Manifest, check_files, read_manifest
 
@@ -197,7 +198,7 @@ def upload(folder: Path, remote: RemoteFolder, manifest: Manifest) -> None:
     finished = set(done.read_text("utf-8").splitlines()) if done.is_file() else set()
     names = [name for name in (*manifest.files, "state.json") if name not in finished]
     size = sum((folder / name).stat().st_size for name in names)
-    log.info("uploading %d files (%.1f MB) to %s", len(names), size / 1e6, remote.url)
+    log.info("uploading %d files (%s) to %s", len(names), byte_size(size), remote.url)
     with done.open("a", encoding="utf-8") as record:
         for name in names:
             remote.upload(folder / name, name)

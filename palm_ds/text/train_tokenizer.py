@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
-from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.errors import UserError, first_line, suggest
 from palm_ds.text.tokenizer import CHINESE, SPECIALS, Tokenizer, sentencepiece, wordpiece
 from palm_ds.text.words import split_words
 
@@ -142,7 +142,7 @@ def _train_sentencepiece(texts: Iterable[str], vocab_size: int, lower: bool) -> 
             minloglevel=2,
         )
     except (RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[-1].strip()
+        reason = first_line(error)  # of an error of `texts`, the others are where it was raised
         raise UserError(f"--train sentencepiece, --vocab_size {vocab_size}: {reason}") from None
     return sentencepiece(model.getvalue(), origin="trained", chinese=True)
 

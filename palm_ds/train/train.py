@@ -69,6 +69,7 @@ from palm_ds.train.setup.run_folder import (
     lock_folder,
     overview,
     record_changes,
+    wait_for_swap_room,
     write_folder_together,
 )
 from palm_ds.train.setup.sources import Data, check_tables, check_units, open_data, preparation_of
@@ -171,10 +172,9 @@ class TrainingRun:
         if not problem:
             with engine.ema_weights():
                 return engine.full_state_dict()
-        text = (
-            f"optimizer.ema: the averaged weights are not good: {problem}; the final weights are "
-        )
-        self.loop.recovery.event("averages", text + "those of the last step")
+        text = f"optimizer.ema: the averaged weights are not good: {problem}"
+        text += "; the final weights are those of the last step"
+        self.loop.recovery.event("averages", text)
         return engine.full_state_dict()
 
     def _export(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -318,24 +318,26 @@ def _open_run(
     """The run on its engine, at its starting point."""
     run, data = parts.run, parts.data
     start_at = _starting_point(parts)
+    if start_at.found:
+        wait_for_swap_room(run, parts.model, parts.processes)
     engine = _start_engine(parts, start_at)
     first = start_at.restore(engine, parts.stream)
     state = start_at.found.state if start_at.found else {}
     forgotten = parts.best.restore(state.get("best", {}))
-    unevaluated = forgotten or not start_at.found
+    evaluated = state.get("evaluated", first) if start_at.found and not forgotten else -1
     loop = Loop(
         run=run,
         engine=engine,
         model=parts.model,
         stream=parts.stream,
         validation=parts.validation,
-        log=_open_log(parts, engine, first, console),
+        log=_open_log(parts, engine, first, console, evaluated=evaluated == first),
         signature=parts.signature,
         on_event=event_handler or (lambda name, facts: None),
         best=parts.best,
         data=data,
         corpus_check=CorpusCheck(data.corpora, run.folder, engine.processes),
-        evaluated=-1 if unevaluated else state.get("evaluated", first),
+        evaluated=evaluated,
         ended_at=state.get("ended_at", 0),
         started_before=start_at.started_before(parts.model.head_of),
     )
@@ -427,8 +429,7 @@ def _end_dry_run(parts: _Parts, plan_for: Sequence[Cluster]) -> None:
     check_swap_room(ds_config, model, parts.processes)
     if "." in (best := parts.recipe.evaluate.best):
         log.info("evaluate.best: whether %s exists is checked only when training starts", best)
-    teachers = parts.plan.sizes(ds_config.precision)
-    size = replace(size_of(model), teachers=teachers)
+    size = replace(size_of(model), teachers=parts.plan.sizes(ds_config.precision))
     work = work_of(model, batches, rows)
     stages = stage_work(stream, model) if plan_for else ()
     for line in findings(parts.run, parts.processes, size, work, plan_for, stages):
@@ -474,19 +475,20 @@ def _check_best(parts: _Parts, engine: Engine) -> None:
         check(len(held_out.rows))
 
 
-def _open_log(parts: _Parts, engine: Engine, step: int, console: Console | None) -> RunLog | None:
+def _open_log(
+    parts: _Parts, engine: Engine, step: int, console: Console | None, *, evaluated: bool
+) -> RunLog | None:
     """Rank 0's log; the other files of the run folder are written with it. Collective."""
     run = parts.run
     write_folder_together(run, engine, parts.data)
     if engine.rank:
         return None
     tasks, steps = list(run.recipe.tasks), run.recipe.curriculum.steps
-    tracking = {"track": run.recipe.track, "config": run.recipe.resolved()}
-    run_log = RunLog(run.folder, tasks, total_steps=steps, start=step, console=console, **tracking)
+    more = {"track": run.recipe.track, "config": run.recipe.resolved(), "evaluated": evaluated}
+    run_log = RunLog(run.folder, tasks, total_steps=steps, start=step, console=console, **more)
     if step:
         run_log.event("resume", f"resumes from step {step}", step=step)
     if parts.changes:
-        record_changes(run.folder, step, parts.changes)
-        text = f"changed from step {step + 1} on: {'; '.join(parts.changes)}"
+        text = record_changes(run.folder, step, parts.changes)
         run_log.event("changed", text, step=step, changes=list(parts.changes))
     return run_log

@@ -368,7 +368,7 @@ def test_an_interrupted_training_saves_and_another_one_resumes_it(tables, tmp_pa
     assert first.cur_train_step == 6
     stopped = read_metrics(tmp_path / "run/metrics.jsonl").events[-1]["message"]
     call = f"call train() with folder='{tmp_path / 'run'}' again to continue"
-    assert stopped == f"stopped; step 6 is saved; {call}"
+    assert stopped == f"stopped; step 6 is saved; {call}; its evaluation is made then"
     second = trainer(tables, epochs=3, folder=tmp_path / "run")
     events: list[Any] = []
     second.train(events.append)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import re
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,24 @@ def test_a_full_disk_is_no_mistake(number: int, capsys: pytest.CaptureFixture[st
     assert ended.value.code == 1
     said = f"error: runs/mine/recipe.yaml: {os.strerror(number)}\n"
     assert capsys.readouterr().err == said
+
+
+def test_a_full_disk_without_a_name_and_no_temporary_folder_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They were tracebacks."""
+    with pytest.raises(SystemExit) as ended, exit_on_user_error(), open("/dev/full", "wb") as file:
+        file.write(b"text")
+    assert ended.value.code == 1
+    where = "the disk of the output, or of temporary files (TMPDIR)"
+    assert capsys.readouterr().err == f"error: No space left on device: {where}\n"
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/dev/full", "/none"])
+    with pytest.raises(SystemExit) as ended, exit_on_user_error():
+        tempfile.mkdtemp()
+    assert ended.value.code == 1
+    text = r"error: No usable temporary .*'/none'\]: each is full .* name another in TMPDIR\n"
+    assert re.fullmatch(text, capsys.readouterr().err)
 
 
 def test_other_system_errors_keep_their_traceback(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from palm_ds.common.messages import (
+    byte_size,
     counted,
     first_sentence,
     json_line,
@@ -55,6 +56,23 @@ def test_one_thing_is_no_plural(number: int, what: str, said: str) -> None:
 )
 def test_short_numbers(number: int, said: str) -> None:
     assert short_number(number) == said
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (38_700, "38.7 KB"),
+        (999_960, "1 MB"),
+        (1.234e9, "1.23 GB"),
+        (99.97e9, "100 GB"),
+        (2.5e15, "2,500 TB"),
+    ],
+)
+def test_sizes(count: float, said: str) -> None:
+    """Those of small runs were 3.87e-05 GB."""
+    assert byte_size(count) == said
 
 
 @pytest.mark.parametrize(

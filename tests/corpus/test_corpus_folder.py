@@ -167,7 +167,7 @@ def test_a_shard_in_use_elsewhere_is_not_evicted(
     monkeypatch.setenv("PALM_DS_CACHE_GB", "1e-9")
     small = open_corpus(f"{server.url}/c")
     assert everything(small) == everything(local)
-    assert caplog.text.count("the files in use exceed the cache's 1e-09 GB") == 1
+    assert caplog.text.count("the files in use exceed the cache's 1 B") == 1
 
 
 def test_shards_are_read_ahead(

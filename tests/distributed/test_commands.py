@@ -359,7 +359,7 @@ def test_check_and_print_config_train_nothing(uninterrupted, tmp_path) -> None:
     wanted = ["hosts: ", "disk: ", "memory of a process: ", "speed: the slowest is rank 0 on "]
     for line in wanted:
         assert f"\n{line}" in output
-    assert "GB, copied to host memory and written while training continues" in output
+    assert "B, copied to host memory and written while training continues" in output
     assert "stage 3" in output
     output = finish(start(recipe, ds_config, tmp_path / "run", "--print_config"))
     assert "train_batch_size" in output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,17 @@ def test_regular_ids_are_neither_special_nor_unused() -> None:
     assert vocabulary.regular.tolist() == [7, 8]
     assert (vocabulary.size, vocabulary.pad, vocabulary.unk) == (9, 0, 1)
     assert (vocabulary.cls, vocabulary.sep, vocabulary.mask) == (2, 3, 4)
+
+
+def test_an_error_of_the_texts_is_named() -> None:
+    """SentencePiece adds where it was raised, which was all that was shown."""
+
+    def texts() -> Iterator[str]:
+        yield "some words"
+        raise ValueError("a.txt: line 3 is wrong")
+
+    with pytest.raises(UserError, match="--vocab_size 150: .*ValueError: a.txt: line 3 is wrong$"):
+        train_tokenizer(texts(), kind="sentencepiece", vocab_size=150, lower=False)
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece"])

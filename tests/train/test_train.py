@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,11 +19,12 @@ from palm_ds.runtime.checkpoint import checkpoint, full_disk
 from palm_ds.runtime.deepspeed.ds_config import make_ds_config
 from palm_ds.runtime.processes import rank_status
 from palm_ds.runtime.processes.process_group import SINGLE_PROCESS
+from palm_ds.runtime.zero import swap_folder
 from palm_ds.train.export import FinalWeights, export, exported_tokenizer
 from palm_ds.train.recipe.recipe import Recipe, make_recipe
 from palm_ds.train.setup import run_folder
 from palm_ds.train.setup.build import build_model
-from palm_ds.train.setup.run_folder import RunSpec, lock_folder
+from palm_ds.train.setup.run_folder import RunSpec, lock_folder, wait_for_swap_room
 from palm_ds.train.setup.sources import open_data
 from palm_ds.train.train import TrainingRun, train
 from palm_ds.weights.formats.weights_info import INFO, read_info
@@ -236,6 +238,27 @@ def test_a_disk_that_stays_full_is_tried_by_the_next_start(
         fill(disk)
         with pytest.raises(TemporaryError, match="No space left on device; the same command"):
             lock_folder(run, SINGLE_PROCESS)
+
+
+def test_too_small_a_disk_for_the_optimizer_is_no_mistake_of_a_run_that_started_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended with the exit code of one, after which nothing starts it again."""
+    monkeypatch.setattr(run_folder, "PATIENCE_SECONDS", 0.02)
+    free = [0]
+    monkeypatch.setattr(swap_folder, "swap_bytes", lambda values: free[0] + 1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free[0]))
+    offload = {"device": "nvme", "nvme_path": str(tmp_path)}
+    how = make_ds_config({"zero_optimization": {"stage": 3, "offload_optimizer": offload}})
+    run = RunSpec(recipe=cast(Any, None), ds_config=how, folder=tmp_path / "run")
+    (run.checkpoints / checkpoint.folder_name(2)).mkdir(parents=True)
+    model, alone = cast(Any, torch.nn.Linear(2, 2)), cast(Any, SINGLE_PROCESS)
+    text = "nvme_path: .*: No space left on device: 0 B free, but .* takes 1 B; the same command"
+    with pytest.raises(TemporaryError, match=text):
+        wait_for_swap_room(run, model, alone)
+    monkeypatch.setattr(swap_folder, "swap_bytes", lambda values: 0)
+    monkeypatch.setattr(swap_folder, "_lockable_bytes", lambda: float("inf"))
+    wait_for_swap_room(run, model, alone)
 
 
 FULL, REFUSED = "x: No space left on device", "x: Permission denied"

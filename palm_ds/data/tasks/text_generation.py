@@ -97,9 +97,11 @@ def generate_texts(
     settings: DecodingSettings,
     batch_tokens: int,
     lockstep: bool = False,
+    stop: Callable[[], bool] = lambda: False,
 ) -> list[dict[str, Any]]:
     """The predictions for rows of a source. `batch_tokens`: source tokens of a batch. `lockstep`:
-    processes with equally many rows call the same modules equally often (ZeRO 3)."""
+    processes with equally many rows call the same modules equally often (ZeRO 3). `stop`: asked
+    before every batch, whether to leave out the rest."""
     prompts = task.prompts(np.asarray(items, np.int64), source, limits)
     lengths = np.array([len(prompt.source.input_ids) for prompt in prompts])
     order = np.argsort(-lengths, kind="stable")
@@ -108,6 +110,8 @@ def generate_texts(
     generator = _Generator(model, task, source.vocabulary, limits, settings, lockstep)
     with _uncompiled(model):
         for part in _parts(counted, batch_tokens, max(1, _MAX_HYPOTHESES // settings.beams)):
+            if stop():
+                break
             chosen = order[part].tolist()
             for place, each in zip(chosen, generator([prompts[i] for i in chosen]), strict=True):
                 written[place] = task.written(each, source)

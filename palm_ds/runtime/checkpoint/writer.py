@@ -23,6 +23,7 @@ from pathlib import Path
 
 import torch
 
+from palm_ds.common.messages import byte_size
 from palm_ds.runtime.checkpoint import checkpoint
 from palm_ds.runtime.checkpoint.checkpoint import FileManifest, SaveRequest
 from palm_ds.runtime.checkpoint.host_copies import HostCopies, bytes_of
@@ -37,7 +38,6 @@ _MIN_FREE_SHARE = 0.5
 _NICENESS = 10
 """Of the threads: on a CPU, training comes first."""
 _CANCEL_SECONDS = 30.0
-_GB = 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,8 +188,8 @@ def short_memory(shares: Sequence[tuple[str, int, int]]) -> str:
         free = min(free for name, _, free in shares if name == host)
         if needed > free * (1 - _MIN_FREE_SHARE):
             return (
-                f"copies of them take {needed / _GB:.3g} GB on {host}, which has {free / _GB:.3g} "
-                "GB of memory free"
+                f"copies of them take {byte_size(needed)} on {host}, which has {byte_size(free)} "
+                "of memory free"
             )
     return ""
 

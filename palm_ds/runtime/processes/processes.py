@@ -12,7 +12,7 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
@@ -54,10 +54,15 @@ def device_named(name: str) -> torch.device:
     return device
 
 
+class StopRequestedError(Exception):
+    """Work that can be done again is abandoned, on all processes: the run is to save and stop."""
+
+
 class Processes:
     """The process group of the run: this `rank` of `world`, and its device."""
 
     def __init__(self) -> None:
+        self._stop: Callable[[], bool] | None = None
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.device = torch.device(accelerator().device_name(self.local_rank))
@@ -104,6 +109,27 @@ class Processes:
 
     def barrier(self) -> None:
         dist.barrier(group=self._host_group)
+
+    @contextmanager
+    def abandons(self, stop: Callable[[], bool]) -> Iterator[None]:
+        """A context for work that is abandoned once `stop()` on some process."""
+        self._stop = stop
+        try:
+            yield
+        finally:
+            self._stop = None
+
+    def stop_requested(self, *, together: bool = True) -> bool:
+        """Whether the work of the context is to be abandoned; always False outside `abandons`.
+        `together`: on some process, which is collective; otherwise on this one."""
+        if self._stop is None:
+            return False
+        return any(self.gather(self._stop())) if together else self._stop()
+
+    def check_stop(self) -> None:
+        """Raises StopRequestedError on all processes if the work is to be abandoned. Collective."""
+        if self.stop_requested():
+            raise StopRequestedError
 
     def reached(self, step: int) -> None:
         """Tell the other processes and `palm-ds run` that `step` steps are completed."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import copy
+import errno
 import logging
 import os
 import resource
@@ -26,6 +27,7 @@ from torch import nn
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.files import check_locks, try_lock
+from palm_ds.common.messages import byte_size
 from palm_ds.runtime.deepspeed.deepspeed_import import import_deepspeed
 from palm_ds.runtime.deepspeed.ds_config import DSConfig
 from palm_ds.runtime.deepspeed.ds_config_check import reason
@@ -35,7 +37,6 @@ from palm_ds.runtime.processes.processes import Processes
 _BYTES = 12
 """Of each parameter in files: weight and two moments in fp32."""
 _CAP_IPC_LOCK = 14
-_GB = 1e9
 _OFFLOAD = "zero_optimization.offload_optimizer"
 log = logging.getLogger(__name__)
 
@@ -128,14 +129,14 @@ def _problem(ds_config: DSConfig, values: float, needed: float) -> str:
         return f".nvme_path: {path} on {host_name()}: {error.strerror}"
     if needed > free:
         return (
-            f".nvme_path: {path} on {host_name()}: {free / _GB:,.3g} GB free, but the optimizer "
-            f"state of its processes takes {needed / _GB:,.3g} GB"
+            f".nvme_path: {path} on {host_name()}: {os.strerror(errno.ENOSPC)}: {byte_size(free)} "
+            f"free, but the optimizer state of its processes takes {byte_size(needed)}"
         )
     locked, allowed = swap_buffer_bytes(ds_config, values), _lockable_bytes()
     if locked > allowed:
         return (
-            f".buffer_count: buffers of {locked / 1e6:,.3g} MB cannot be locked in the memory of "
-            f"{host_name()}, which allows {allowed / 1e6:,.3g} MB; raise `ulimit -l`, or lower "
+            f".buffer_count: buffers of {byte_size(locked)} cannot be locked in the memory of "
+            f"{host_name()}, which allows {byte_size(allowed)}; raise `ulimit -l`, or lower "
             "zero_optimization.sub_group_size"
         )
     return ""

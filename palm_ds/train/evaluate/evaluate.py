@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -143,6 +144,8 @@ def _written(
         length=dataset.max_length, segments=dataset.segments, task_id=dataset.task_id
     )
 
+    lockstep = engine.ds_config.stage == 3 and engine.world > 1
+
     def write(model: Model) -> list[dict[str, Any]]:
         return generate_texts(
             model,
@@ -152,10 +155,12 @@ def _written(
             limits,
             settings=task.evaluation_decoding,
             batch_tokens=engine.micro_rows * dataset.max_length,
-            lockstep=engine.ds_config.stage == 3 and engine.world > 1,
+            lockstep=lockstep,
+            stop=partial(engine.processes.stop_requested, together=lockstep),
         )
 
     parts = engine.processes.gather((items.tolist(), engine.apply(write)))
+    engine.processes.check_stop()  # some rows may be left out
     return dict(
         sorted(
             ((item, each) for own, made in parts for item, each in zip(own, made, strict=True)),
@@ -270,7 +275,8 @@ def evaluate(
     engine: Engine, data: HeldOutSet, tasks: Mapping[str, Task], own: OwnMetrics = _NONE
 ) -> dict[str, TaskScore]:
     """Evaluate every task that has labels in the held-out rows; `own`: metrics besides the task's.
-    Collective: all processes call it and get the same result."""
+    Collective: all processes call it and get the same result. Raises StopRequestedError between two
+    batches on all of them within `processes.abandons`."""
     sums = _Sums(tasks, data.datasets)
     sources: list[Any] = [dataset.source for dataset in data.datasets]
     tables = {name: task for name, task in tasks.items() if isinstance(task, TableTask)}
@@ -279,6 +285,7 @@ def evaluate(
     losses = {name: loss for name, loss in engine.global_batch.items() if name in sums.names}
     vectors: list[ExampleVectors] = []
     for built, batch in data.batches(engine.rank, engine.world, engine.micro_rows):
+        engine.processes.check_stop()
         outputs = engine.evaluate(batch, scored)
         scores = {name: outputs[name].scores for name in scored}
         scores = {name: found for name, found in scores.items() if found is not None}
@@ -395,8 +402,13 @@ def evaluate_sets(
 def _pair_score(engine: Engine, pairs: PairSet, length: int) -> TaskScore:
     """The accuracy on minimal pairs, in rows of `length` tokens; a paradigm counts as much as any
     other. Collective."""
+
+    def logits(batch: Batch) -> torch.Tensor | None:
+        engine.processes.check_stop()
+        return engine.evaluate(batch, [pairs.task])[pairs.task].scores
+
     own = pairs.losses(
-        lambda batch: engine.evaluate(batch, [pairs.task])[pairs.task].scores,
+        logits,
         length=length,
         rows=rows_within_memory(engine.micro_rows, length, pairs.vocabulary.size),
         rank=engine.rank,
@@ -419,6 +431,7 @@ def _probe_score(engine: Engine, probe: Probe) -> TaskScore:
     """The accuracy of a linear classifier of the encoder's vectors. Collective."""
 
     def read(batch: Batch) -> torch.Tensor:
+        engine.processes.check_stop()
         own = batch.to(engine.device)
         return engine.apply(lambda model: probe.vectors_of(model.backbone, own))
 

@@ -84,6 +84,11 @@ class BestTracker:
         """Whether `patience` evaluations have passed without improvement."""
         return bool(self.settings.patience) and self.evals_since_best >= self.settings.patience
 
+    @property
+    def why_it_stops(self) -> str:
+        since = f"since step {self.step}" if self.step >= 0 else "at all"
+        return f"no improvement {since}; done"
+
     def update(
         self,
         step: int,
@@ -137,30 +142,46 @@ class BestTracker:
             raise UserError(f"evaluate.best: {name} has no {metric!r}{suggest(metric, known)}")
         return _signed(metric, known[metric])
 
+    @property
+    def _measured(self) -> dict[str, Any]:
+        """The settings on which the compared values depend."""
+        settings = self.settings
+        own = {task: names for task, names in settings.metrics.items() if task in self.compared}
+        return {"examples": settings.examples, "mask_rate": settings.mask_rate, "metrics": own}
+
     def record(self) -> dict[str, Any]:
         """For a checkpoint."""
         value = self.value if math.isfinite(self.value) else None
         state = {"best": self.settings.best, "value": value, "step": self.step}
-        state |= {"since": self.evals_since_best}
+        state |= {"since": self.evals_since_best, "measured": self._measured}
         return state | {"values": {str(step): each for step, each in self.values.items()}}
 
     def restore(self, record: Mapping[str, Any]) -> str:
-        """Restore the state from a checkpoint's `record()`. Values of another metric cannot be
-        compared: with another `evaluate.best` they are forgotten; returns a line that says so."""
+        """Restore the state from a checkpoint's `record()`. Values that were measured otherwise
+        cannot be compared: they are forgotten; returns a line that says so."""
         if not record:
             return ""
-        before = record.get("best", self.settings.best)  # the first ones of 0.1.0 lack it
-        if before != self.settings.best:
-            names = [repr(name) if name else "none" for name in (before, self.settings.best)]
+        now = {"best": self.settings.best, **self._measured}
+        # the first ones of 0.1.0 lack some
+        before = {**now, "best": record.get("best", now["best"]), **record.get("measured", {})}
+        if changed := [name for name in now if before[name] != now[name]]:
+            each = (
+                f"evaluate.{name} was {_shown(before[name])} and is {_shown(now[name])} now"
+                for name in changed
+            )
             return (
-                f"evaluate.best was {names[0]} and is {names[1]} now: the best evaluation, "
-                "`patience` and `save.best` start again, without the evaluations so far"
+                f"{'; '.join(each)}: the best evaluation, `patience` and `save.best` start again, "
+                "without the evaluations so far"
             )
         value = record["value"]
         self.value = -math.inf if value is None else value
         self.step, self.evals_since_best = record["step"], record["since"]
         self.values = {int(step): each for step, each in record.get("values", {}).items()}
         return ""
+
+
+def _shown(value: object) -> str:
+    return "none" if value in ("", None, {}) else repr(value)
 
 
 def _primary(score: TaskScore) -> float:

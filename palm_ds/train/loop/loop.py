@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,13 +20,13 @@ from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.checkpoint.full_disk import may_pass
 from palm_ds.runtime.device.torch_settings import collecting_between
-from palm_ds.runtime.processes.launchers import host_name
+from palm_ds.runtime.processes.processes import StopRequestedError
 from palm_ds.runtime.processes.signals import StopFlag
 from palm_ds.runtime.step.gradient_accumulation import StepResult
 from palm_ds.train.evaluate.evaluate import HeldOutSet, TaskScore, evaluate, evaluate_sets
 from palm_ds.train.export import write_best
 from palm_ds.train.loop.early_stopping import BestTracker
-from palm_ds.train.loop.monitors import LabelWatch, Passes, RankTime, SlowRanks, StepMeter
+from palm_ds.train.loop.monitors import LabelWatch, Passes, SlowRanks, StepMeter
 from palm_ds.train.loop.prefetch import prefetched
 from palm_ds.train.loop.recovery import Recovery
 from palm_ds.train.loop.saving import Saver
@@ -71,6 +71,7 @@ class Loop:
 
     def __post_init__(self) -> None:
         self.task_weights = _loss_weights(self.recipe, self.model)
+        self._label_watch = LabelWatch(self.recipe.curriculum)
         self.passes = Passes(self.stream.datasets[0], self.stream.consumed, self.recipe)
         self.saver = Saver(self.run, self.engine, self._event, ends_pass=self.passes.end_at)
         self.recovery = Recovery(
@@ -90,7 +91,11 @@ class Loop:
         """Train from step `first` to the end of the curriculum or until a stop is requested.
         Returns the exit code."""
         self.saver.flag = flag
-        self.begin(first)
+        try:
+            self.begin(first)
+        except StopRequestedError:
+            self.saver.saved = first or -1  # it has just been restored
+            return self._stopped(first)
         steps = range(first, self.recipe.curriculum.steps)
         batches_of = self.batches(steps)
         for step in collecting_between(steps):
@@ -114,6 +119,8 @@ class Loop:
             self._evaluate(0)  # the scores of the run that it extends
         if first and self.evaluated < first and self._evaluation_due(first):
             self._evaluate(first)  # a run that was stopped saved, but did not evaluate
+        elif self.best.should_stop:  # perhaps by another `patience` than before
+            self._event("patience", self.best.why_it_stops)
         self.done = self.best.should_stop or self.ended_at > 0
         self._meter = StepMeter()
 
@@ -160,27 +167,27 @@ class Loop:
         self._save(done, stopping=True)
         if self.saver.saved != done:
             return errors.FAILED
-        text = f"stopped; step {done} is saved; {self.run.resumed_by} to continue"
+        waits = self.evaluated < done and self._evaluation_due(done)
+        then = "; its evaluation is made then" if waits else ""
+        text = f"stopped; step {done} is saved; {self.run.resumed_by} to continue{then}"
         self._event("stopped", text)
         return errors.STOPPED
 
-    @cached_property
-    def _label_watch(self) -> LabelWatch:
-        return LabelWatch(self.recipe.curriculum)
-
     def _evaluate_and_save(self, done: int) -> int | None:
         """Do what is scheduled after `done` steps. Returns the exit code if the run must stop."""
-        self.untimed(partial(self._evaluate_if_due, done))
-        if self.best.should_stop:
-            since = f"since step {self.best.step}" if self.best.step >= 0 else "at all"
-            self._event("patience", f"no improvement {since}; done")
-        elif self.end_requested and done < self.recipe.curriculum.steps:
-            self._event("ended", f"ended after step {done}, as requested")
-            self.ended_at = done
-        else:
+        try:
+            self.untimed(partial(self._evaluate_if_due, done))
+        except StopRequestedError:  # resumed, the run evaluates before its first step
+            good = self.recovery.check(done - 1, saves=True)
+            return self._stopped(done) if good else errors.NONFINITE
+        ends = self.end_requested and done < self.recipe.curriculum.steps
+        if not (self.best.should_stop or ends):
             if self.saver.due(done):
                 self.untimed(partial(self._save, done))
             return None
+        if not self.best.should_stop:
+            self._event("ended", f"ended after step {done}, as requested")
+            self.ended_at = done
         if not self.recovery.check(done - 1, last=True):  # before ruined weights are saved
             return errors.NONFINITE
         self._save(done, ends=True)
@@ -220,29 +227,20 @@ class Loop:
         }
         if self.log:
             self.log.step(record)
-        self._name_slow_ranks()
-        self._meter = StepMeter()
-
-    def _name_slow_ranks(self) -> None:
-        """Log processes that all others have waited for since some records. Collective."""
-        mine = RankTime(
-            host=host_name(),
-            forward=self.engine.take_forward_seconds(),
-            waited=self._meter.waited,
-        )
-        passed = time.monotonic() - self._meter.began
-        for line in self._slow_ranks.add(self.engine.processes.gather(mine), passed):
+        for line in self._slow_ranks.add(*self._meter.rank_times(self.engine)):
             self._event("slow rank", line)
+        self._meter = StepMeter()
 
     def _evaluate(self, done: int) -> None:
         tasks, before = self.recipe.built_tasks, self.best.record()
         started = self.started_before | self.recipe.curriculum.started(done)
         with self.engine.ema_weights():
-            own = self.recipe.own_metrics
-            self.scores = evaluate(self.engine, self.validation, tasks, own)
-            saved, self.evaluated = self.saver.due(done), done
-            better = done > 0 and self.best.update(done, self.scores, saved=saved, started=started)
-            self.scores |= evaluate_sets(self.engine, self.validation, tasks, own)
+            with self.engine.processes.abandons(lambda: self.saver.flag.stop_requested):
+                what = self.engine, self.validation, tasks, self.recipe.own_metrics
+                scores, sets = evaluate(*what), evaluate_sets(*what)
+            self.scores, self.evaluated = scores | sets, done
+            saved = self.saver.due(done)
+            better = done > 0 and self.best.update(done, scores, saved=saved, started=started)
             better = better and self._keep_best(done, before)
         records = {name: score.record() for name, score in self.scores.items()}
         if self.log:
@@ -251,6 +249,8 @@ class Loop:
         if better:
             self._event("best", f"best so far: {self.best}", step=done)
         self.on_event("evaluation", {"step": done, "scores": self.scores})
+        if self.best.should_stop:
+            self._event("patience", self.best.why_it_stops)
 
     def _keep_best(self, done: int, before: Mapping[str, Any]) -> bool:
         """Write the current weights to best/; if that fails for now, return to the best evaluation

@@ -23,6 +23,7 @@ from palm_ds.data.stream.stages import Curriculum, StepInfo, tasks_of
 from palm_ds.data.stream.task_group_dataset import TaskGroupDataset
 from palm_ds.engine import Engine
 from palm_ds.runtime.device.memory import compile_count, peak_flops, take_memory_use
+from palm_ds.runtime.processes.launchers import host_name
 from palm_ds.runtime.step.gradient_accumulation import StepResult
 from palm_ds.train.recipe.recipe import Recipe
 
@@ -69,6 +70,12 @@ class StepMeter:
             **_memory(engine),
             "compiled": compile_count(),
         }
+
+    def rank_times(self, engine: Engine) -> tuple[list[RankTime], float]:
+        """The times of every process since the last record, and the seconds since. Collective."""
+        forward = engine.take_forward_seconds()
+        mine = RankTime(host=host_name(), forward=forward, waited=self.waited)
+        return engine.processes.gather(mine), time.monotonic() - self.began
 
 
 def _computing(flops_per_second: float, peak: float) -> dict[str, float]:

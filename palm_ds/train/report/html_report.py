@@ -68,9 +68,13 @@ def write_report(folder: str | Path) -> Path:
 
 
 def _runs_in(folder: Path) -> str:
-    """A hint to the run folders in that of a sweep, a suite or an ablation."""
+    """A hint to the run folders in that of a sweep, a suite or an ablation, and to their table."""
     runs = sorted(str(path.parent) for path in folder.glob(f"*/{FILE}"))
-    return f"; runs are in it, such as {runs[0]}" if runs else ""
+    if not runs:
+        return ""
+    tables = [folder / f"{name}.md" for name in ("sweep", "suite", "ablation")]
+    compared = [f", which {table} compares" for table in tables if table.is_file()]
+    return f"; runs are in it, such as {runs[0]}{''.join(compared)}"
 
 
 def _read(folder: Path) -> Story:

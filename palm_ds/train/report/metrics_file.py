@@ -176,15 +176,19 @@ def _is_number(value: object) -> bool:
     return value is None or (isinstance(value, int | float) and abs(value) <= _MAX_NUMBER)
 
 
-def truncate_after(path: Path, step: int) -> float:
+def truncate_after(path: Path, step: int, *, evaluated: bool = True) -> float:
     """Remove the lines of later steps, and broken ones; all of them, if the run begins again (0).
-    Returns the running time in seconds up to then."""
+    Without `evaluated`, an evaluation after `step` steps is removed, too: it is made again. Returns
+    the running time in seconds up to then."""
     if not path.exists():
         return 0.0
     kept, elapsed = [], 0.0
     for line in path.read_bytes().splitlines(keepends=True) if step else ():
         record = _record(line)
-        if record is not None and record["step"] <= step:
+        if record is None:
+            continue
+        again = record["kind"] == "evaluation" and not evaluated
+        if record["step"] < step + (not again):
             kept.append(line.rstrip(b"\n") + b"\n")
             elapsed = record.get("elapsed") or elapsed
     write_file_atomically(path, b"".join(kept))

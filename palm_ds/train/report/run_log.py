@@ -47,18 +47,20 @@ class RunLog:
         *,
         total_steps: int,
         start: int = 0,
+        evaluated: bool = True,
         console: Console | None = None,
         track: TrackSettings | None = None,
         config: Mapping[str, Any] | None = None,
     ):
-        """`track`: the experiment trackers to report to, and `config`, the resolved recipe, for
+        """`evaluated`: whether the weights of `start` need no evaluation any more.
+        `track`: the experiment trackers to report to, and `config`, the resolved recipe, for
         them."""
         self._tasks, self._total, self._first = tuple(tasks), total_steps, start
         self._step = start
         self._console = console or _console()
         path = Path(folder) / FILE
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._before = truncate_after(path, start)
+        self._before = truncate_after(path, start, evaluated=evaluated)
         self._file = AppendFile(path, self._show)
         self._began = time.monotonic()
         self._board = open_board(Path(folder) / "tensorboard", start, self._show)

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.common.messages import counted
+from palm_ds.common.messages import byte_size, counted
 from palm_ds.model.encoder.encoder import encoder_class
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.checkpoint import checkpoint
@@ -27,7 +27,6 @@ from palm_ds.train.setup.run_folder import RunSpec
 
 log = logging.getLogger(__name__)
 _TOKEN_BYTES = 40  # five int64 tensors of a batch
-_GB = 1e9
 
 
 def check_memory(recipe: Recipe, vocabulary: int, *, world: int, memory: int) -> None:
@@ -41,14 +40,14 @@ def check_memory(recipe: Recipe, vocabulary: int, *, world: int, memory: int) ->
             f"backbone: vocab_size {config.vocab_size or vocabulary:,}, max_positions "
             f"{config.max_positions:,}, hidden_size {config.hidden_size:,}, num_layers "
             f"{config.num_layers:,}: does not fit into memory: its weights alone take "
-            f"{needed / _GB:,.0f} GB in fp32, and {memory / _GB:,.0f} GB can be used here"
+            f"{byte_size(needed)} in fp32, and {byte_size(memory)} can be used here"
         )
     tokens = max(size.tokens for size in recipe.stage_plan.sizes) // world
     if tokens * _TOKEN_BYTES > memory:
         raise UserError(
             f"batch: {tokens:,} tokens of a step for each of {world} processes take "
-            f"{tokens * _TOKEN_BYTES / _GB:,.0f} GB, and {memory / _GB:,.0f} GB can be used here; "
-            "lower it, or use more processes"
+            f"{byte_size(tokens * _TOKEN_BYTES)}, and {byte_size(memory)} can be used here; lower "
+            "it, or use more processes"
         )
 
 
@@ -64,8 +63,8 @@ def check_space(run: RunSpec, size: ModelSize) -> None:
     if needed > free:
         one, new = checkpoint_bytes(run, size), _new_checkpoints(run)
         raise UserError(
-            f"run folder {run.folder}: the disk has {free / _GB:,.3g} GB free, but this run writes "
-            f"{needed / _GB:,.3g} GB: {counted(new, 'checkpoint')} of {one / _GB:,.3g} GB "
+            f"run folder {run.folder}: the disk has {byte_size(free)} free, but this run writes "
+            f"{byte_size(needed)}: {counted(new, 'checkpoint')} of {byte_size(one)} "
             "(save.keep, save.keep_every, save.best and the one being written) and "
             f"{counted(_new_outputs(run), 'copy')} of the weights; free some, choose another "
             "folder, lower save.keep, or set save.keep_every to 0"

@@ -16,6 +16,7 @@ import torch
 import palm_ds
 from palm_ds.common.errors import UserError
 from palm_ds.common.files import fingerprint, hash_of_text
+from palm_ds.common.messages import byte_size
 from palm_ds.runtime.checkpoint.writer import short_memory
 from palm_ds.runtime.device.memory import free_host_memory, host_memory
 from palm_ds.runtime.processes import measure
@@ -37,7 +38,6 @@ _MAX_NAMED = 3
 _SLOW_RATIO = 1.3
 """Times the median: a process that takes longer slows the others."""
 _CLOCK_SECONDS = 2.0
-_GB = 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +129,7 @@ def _measurements(
     ]
     if processes.world > 1:
         rate = measure.all_reduce_rate(processes)
-        lines.append(f"network: {rate / _GB:.3g} GB/s per process in an all-reduce")
+        lines.append(f"network: {byte_size(rate)}/s per process in an all-reduce")
     if run.ds_config.swap_path:
         lines.append(_swap_line(run, model.trained / processes.world))
     lines += [_speed_line(hosts, measure.product_seconds(processes))]
@@ -143,7 +143,7 @@ def _host_line(hosts: Sequence[str]) -> str:
 
 def _disk_line(run: RunSpec, model: ModelSize) -> str:
     needed, free = needed_bytes(run, model), free_bytes(run.folder)
-    return f"disk: {free / _GB:,.3g} GB free; the run writes {needed / _GB:,.3g} GB"
+    return f"disk: {byte_size(free)} free; the run writes {byte_size(needed)}"
 
 
 def _memory_line(device: torch.device, plan: MemoryPlan) -> str:
@@ -160,9 +160,9 @@ def _memory_line(device: torch.device, plan: MemoryPlan) -> str:
         "DeepSpeed's buffers": plan.buffers,
         "activations": plan.activations + plan.working,
     }
-    listed = ", ".join(f"{name} {size / _GB:,.3g}" for name, size in parts.items())
+    listed = ", ".join(f"{name} {byte_size(size)}" for name, size in parts.items())
     return (
-        f"memory of a process: about {plan.total / _GB:,.3g} of {memory / _GB:,.3g} GB (predicted: "
+        f"memory of a process: about {byte_size(plan.total)} of {byte_size(memory)} (predicted: "
         f"{listed})"
     )
 
@@ -171,9 +171,9 @@ def _swap_line(run: RunSpec, values: float) -> str:
     """Describe what a process that trains `values` takes of the disk and of memory."""
     files, buffers = swap_bytes(values), swap_buffer_bytes(run.ds_config, values)
     return (
-        f"optimizer state of a process: {files / _GB:,.3g} GB in files under "
-        f"{run.ds_config.swap_path}, {buffers / _GB:,.3g} GB of locked memory for reading them, "
-        f"{4 * values / _GB:,.3g} GB for gradients"
+        f"optimizer state of a process: {byte_size(files)} in files under "
+        f"{run.ds_config.swap_path}, {byte_size(buffers)} of locked memory for reading them, "
+        f"{byte_size(4 * values)} for gradients"
     )
 
 
@@ -188,7 +188,7 @@ def _checkpoint_line(run: RunSpec, processes: Processes, model: ModelSize) -> st
         how = "written while training waits: optimizer state is in files"
     elif problem := short_memory(hosts):
         how = f"written while training waits: {problem}"
-    return f"checkpoints: {size / _GB:.3g} GB, {how}"
+    return f"checkpoints: {byte_size(size)}, {how}"
 
 
 def _speed_line(hosts: Sequence[str], seconds: Sequence[float]) -> str:

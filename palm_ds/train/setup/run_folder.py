@@ -40,7 +40,9 @@ from palm_ds.runtime.checkpoint.full_disk import PATIENCE_SECONDS, at_rank0, err
 from palm_ds.runtime.deepspeed.ds_config import DSConfig
 from palm_ds.runtime.processes import launch_env
 from palm_ds.runtime.processes.process_group import ProcessGroup
+from palm_ds.runtime.processes.processes import Processes
 from palm_ds.runtime.processes.run_lock import RunLock, lock_run_folder
+from palm_ds.runtime.zero.swap_folder import check_swap_room
 from palm_ds.train.recipe.recipe import CHANGEABLE, NOT_LEARNED, Recipe, make_recipe
 from palm_ds.train.report.environment import environment
 from palm_ds.train.setup.build import AnyStream, build_stream
@@ -125,12 +127,13 @@ def _concerns(difference: str, keys: Sequence[str]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in keys)
 
 
-def record_changes(folder: Path, step: int, changes: Sequence[str]) -> None:
-    """Add a line to changes.jsonl: with what other settings the run is resumed after `step`
-    steps."""
+def record_changes(folder: Path, step: int, changes: Sequence[str]) -> str:
+    """Add a line to changes.jsonl: with what other settings the run is resumed after `step` steps.
+    Returns one for the log."""
     line = json.dumps({"step": step, "changes": list(changes)}, ensure_ascii=False)
     with (folder / "changes.jsonl").open("a", encoding="utf-8") as file:
         file.write(line + "\n")
+    return f"changed from step {step + 1} on: {'; '.join(changes)}"
 
 
 def check_writable(folder: Path, *, begun: bool = False) -> None:
@@ -205,6 +208,19 @@ def lock_folder(run: RunSpec, group: ProcessGroup) -> RunLock:
 
     _until_written(attempt, run, group)
     return locks[0]
+
+
+def wait_for_swap_room(run: RunSpec, model: Model, processes: Processes) -> None:
+    """`check_swap_room`, once the disk of the optimizer's files has room. Collective."""
+
+    def attempt() -> str:
+        try:
+            check_swap_room(run.ds_config, model, processes)
+        except UserError as error:
+            return str(error)
+        return ""
+
+    _until_written(attempt, run, processes)
 
 
 def write_folder_together(run: RunSpec, engine: Engine, data: Data) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.messages import byte_size
 from palm_ds.model.pooling import SPLADE
 from palm_ds.runtime.device.memory import free_host_memory
 from palm_ds.weights.convert.to_onnx import OnnxFile, add_onnx, check_installed
@@ -23,7 +24,7 @@ from palm_ds.weights.formats.open import open_checkpoint
 
 MEMORY = 5
 """Bytes of memory that exporting and comparing take for each byte of weights; 4.0 were measured."""
-_FP32, _GB = 4, 1e9
+_FP32 = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,7 @@ def why_no_onnx(folder: Path, precisions: Sequence[str] | None) -> str:
 
 
 def _summary(file: OnnxFile) -> str:
-    size = f"{file.bytes / 1e6:,.1f} MB"
+    size = byte_size(file.bytes)
     return f"{size}; largest difference {file.parity.worst.largest:.1e}" if file.parity else size
 
 
@@ -84,7 +85,7 @@ def _too_large(folder: Path) -> str:
     size = _FP32 * sum(math.prod(entry.shape) for entry in entries)
     needed, free = MEMORY * size, free_host_memory()
     if size > MOST_BYTES:
-        return f"weights of {size / _GB:.1f} GB need several files, written only on request"
+        return f"weights of {byte_size(size)} need several files, written only on request"
     if needed > free:
-        return f"it may take {needed / _GB:.1f} GB of memory, and {free / _GB:.1f} GB are free"
+        return f"it may take {byte_size(needed)} of memory, and {byte_size(free)} are free"
     return ""

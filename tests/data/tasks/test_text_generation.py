@@ -83,6 +83,18 @@ def test_lockstep_calls_the_same_modules_whatever_the_rows(tmp_path: Path) -> No
     assert counts[0] == counts[1] == 2 * (1 + 7)  # two batches: the sources, and seven steps
 
 
+@pytest.mark.parametrize("lockstep", [False, True])
+def test_a_stop_leaves_out_the_rest_of_the_rows(tmp_path: Path, lockstep: bool) -> None:
+    task = build("title", {"kind": "generation", "source": "s", "max_target": 8})
+    assert isinstance(task, TextGenerator)
+    asked = iter([False, True])
+    written = generate_texts(
+        model_of(task), task, [0, 1, 2], source_of(tmp_path, ROWS), LIMITS,
+        settings=task.decoding, batch_tokens=1, lockstep=lockstep, stop=lambda: next(asked),
+    )  # fmt: skip
+    assert sum(map(bool, written)) == 1
+
+
 def test_special_and_unused_tokens_are_never_written() -> None:
     vocabulary = replace(small_tokenizer().vocabulary, attn=7)
     barred = set(banned_tokens(vocabulary, vocabulary.size + 3, vocabulary.sep).tolist())

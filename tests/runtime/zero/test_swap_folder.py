@@ -135,7 +135,7 @@ def test_too_small_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         if fits:
             check_swap_room(on(tmp_path), model, TWO)
         else:
-            refused(on(tmp_path), r"nvme_path: .* 0\.011 GB free, .* takes 0\.012 GB", model)
+            refused(on(tmp_path), r"nvme_path: .* 11 MB free, .* takes 12 MB", model)
 
 
 def test_too_little_locked_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,7 +196,8 @@ def test_a_resumed_tracker_equals_an_uninterrupted_one() -> None:
     empty = best(best="a")
     empty.restore({})
     nothing = {"value": None, "step": -1, "since": 0, "values": {}}
-    assert empty.record() == {"best": "a", **nothing}
+    measured = {"examples": None, "mask_rate": None, "metrics": {}}
+    assert empty.record() == {"best": "a", "measured": measured, **nothing}
 
 
 @pytest.mark.parametrize("metric", ["", "a.f1", "mean"])
@@ -226,11 +227,38 @@ def test_values_of_another_metric_are_not_compared(before: str, now: str) -> Non
     assert second.update(3, {"a": score(0.7, loss=0.6)}, saved=True) and second.step == 3
 
 
+@pytest.mark.parametrize(
+    ("key", "before", "now"),
+    [
+        ("examples", 100, 200),
+        ("mask_rate", None, 0.15),
+        ("metrics", {}, {"a": ["mine.kappa"]}),
+    ],
+)
+def test_values_that_were_measured_otherwise_are_not_compared(
+    key: str, before: object, now: object
+) -> None:
+    first, second = best(best="a", **{key: before}), best(best="a", **{key: now})
+    first.update(1, {"a": score(0.8)}, saved=True)
+    line = second.restore(json.loads(json.dumps(first.record())))
+    shown = "none" if key != "examples" else "100"
+    assert line.startswith(f"evaluate.{key} was {shown} and is {now!r} now: the best evaluation, ")
+    assert second == best(best="a", **{key: now})
+    again = best(best="a", **{key: before})
+    assert again.restore(json.loads(json.dumps(first.record()))) == "" and again == first
+
+
+def test_metrics_of_a_task_that_is_not_compared_change_nothing() -> None:
+    first, second = best(best="a"), best(best="a", metrics={"b": ["mine.kappa"]})
+    first.update(1, {"a": score(0.8)}, saved=True)
+    assert second.restore(json.loads(json.dumps(first.record()))) == "" and second.step == 1
+
+
 def test_the_metric_of_the_first_checkpoints_is_taken_as_the_same() -> None:
     first, second = best(best="a"), best(best="a")
     first.update(1, {"a": score(0.8)}, saved=True)
     record = first.record()
-    del record["best"]
+    del record["best"], record["measured"]
     assert second.restore(record) == "" and second == first
 
 

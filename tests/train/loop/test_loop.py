@@ -17,6 +17,7 @@ import torch
 import palm_ds as palm
 from palm_ds.common.errors import STOPPED, TemporaryError, UserError
 from palm_ds.corpus.store import open_corpus
+from palm_ds.engine import Engine
 from palm_ds.runtime.checkpoint import checkpoint
 from palm_ds.runtime.deepspeed.ds_config import make_ds_config
 from palm_ds.runtime.processes.process_group import SINGLE_PROCESS
@@ -105,6 +106,26 @@ def test_weights_say_after_how_many_steps_patience_ended_without_a_best_evaluati
         trainer(tables, run, {"best": "mean", "patience": 2, "evaluate_every": 2}).train()
 
 
+def test_a_lower_patience_that_ends_a_resumed_run_is_named(
+    tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended without a word."""
+    falls = iter(range(9))
+    monkeypatch.setattr(BestTracker, "_value", lambda tracker, scores: -next(falls))
+    run, settings = tmp_path / "run", {"best": "mean", "evaluate_every": 2}
+    made = trainer(tables, run, {**settings, "patience": 3})
+
+    def stop(event: object) -> None:
+        if isinstance(event, palm.event.BeginIteration) and event.batch_id + 1 == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit):
+        made.train(stop)
+    again = trainer(tables, run, {**settings, "patience": 1})
+    assert again.train() and again.cur_train_step == 6
+    assert events_in(run)["patience"] == "no improvement since step 2; done"
+
+
 def test_patience_does_not_end_a_run_before_the_stage_of_the_task_that_it_watches(
     tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +203,80 @@ def test_best_weights_that_a_full_disk_cannot_keep_do_not_count(
     first = next(each for each in read_metrics(run / FILE).events if each["event"] == "best")
     assert first["step"] == 4  # better than none, though perhaps not than that of step 2
     assert read_info(run / "weights" / INFO).made_by["steps"] >= 4
+
+
+def several_evaluations(tables: Path, folder: Path) -> RunSpec:
+    """A run of 6 steps, evaluated on two sets every 2 steps, in several batches each, which ends
+    after the second evaluation."""
+    dev = str(tables / "dev.tsv")
+    table = {"table": str(tables / "train.tsv"), "tokenizer": str(tables / "vocab.txt")}
+    table |= {"validation": dev, "evaluation_sets": {"more": {"table": dev}}}
+    values = {
+        "backbone": TINY,
+        "length": 16,
+        "batch": "8 examples",
+        "sources": {"t": table},
+        "tasks": {"c": {"kind": "classification", "source": "t"}},
+        "stages": [{"c": 6}],
+        "optimizer": {"ema": 0.5},
+        "evaluate": {"every": 2, "best": "c.loss", "patience": 1},
+        "export_onnx": [],
+    }
+    how = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 0}}
+    return RunSpec(recipe=make_recipe(values), ds_config=make_ds_config(how), folder=folder)
+
+
+def signal_in(monkeypatch: pytest.MonkeyPatch, batch: int) -> None:
+    """SIGTERM in one of the batches that are evaluated."""
+    passed, evaluate = [0], Engine.evaluate
+
+    def signalled(*given: Any) -> dict[str, Any]:
+        passed[0] += 1
+        if passed[0] == batch:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return evaluate(*given)
+
+    monkeypatch.setattr(Engine, "evaluate", signalled)
+
+
+def test_a_stop_abandons_an_evaluation_which_the_resumed_run_makes_again(
+    tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was heeded after the evaluation, when the grace period had passed."""
+    falls = iter(range(100))
+    monkeypatch.setattr(BestTracker, "_value", lambda tracker, scores: -next(falls))
+    whole, stopped = (several_evaluations(tables, tmp_path / name) for name in ("a", "b"))
+    assert train(whole) == 0
+    every = read_metrics(whole.folder / FILE).evaluations
+    assert [each["step"] for each in every] == [2, 4]
+    falls = iter(range(100))
+
+    def crash(event: str, facts: Any) -> None:
+        if event == "next" and facts["step"] == 3:
+            raise InterruptedError
+
+    for batch, step in ((3, 2), (1, 2), (14, 4), (7, 4)):
+        with monkeypatch.context() as patch:
+            signal_in(patch, batch)
+            assert train(stopped) == STOPPED
+        assert checkpoint.steps_in(stopped.folder / "checkpoints")[0] == step
+        text = events_in(stopped.folder)["stopped"]
+        assert text.startswith(f"stopped; step {step} is saved; run the same command again to ")
+        assert text.endswith("; its evaluation is made then")
+        if step == 2:
+            with pytest.raises(InterruptedError):  # after the evaluation, which no checkpoint has
+                train(stopped, crash)
+            falls = iter(range(100))
+    assert train(stopped) == 0
+    again = read_metrics(stopped.folder / FILE)
+    one, other = ([(x["step"], x["scores"]) for x in made] for made in (every, again.evaluations))
+    assert one == other
+    assert [each["event"] for each in again.events].count("patience") == 1
+    for folder in ("best", "weights"):
+        one, other = (read_info(run.folder / folder / INFO).made_by for run in (whole, stopped))
+        assert one["steps"] == other["steps"]
+        one, other = ((run.folder / folder / WEIGHTS).read_bytes() for run in (whole, stopped))
+        assert one == other
 
 
 @pytest.mark.parametrize(

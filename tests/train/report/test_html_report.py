@@ -330,6 +330,9 @@ def test_runs_in_the_folder_of_a_sweep_are_named(tmp_path: Path) -> None:
     first = re.escape(str(tmp_path / "trial_0000"))
     with pytest.raises(UserError, match=rf"metrics\.jsonl; runs are in it, such as {first}$"):
         write_report(tmp_path)
+    (tmp_path / "sweep.md").touch()
+    with pytest.raises(UserError, match=rf"such as {first}, which .*/sweep\.md compares$"):
+        write_report(tmp_path)
 
 
 def test_the_command(run_folder: Path, root: Path) -> None:

@@ -114,6 +114,16 @@ def test_a_resumed_run_has_no_duplicate_lines(tmp_path: Path) -> None:
     assert [r["step"] for r in metrics.evaluations] == [5] and metrics.broken == []
 
 
+def test_an_evaluation_that_is_made_again_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = [f'{{"kind": "{k}", "step": {n}}}\n' for n in (2, 4) for k in ("step", "evaluation")]
+    path.write_text("".join(lines))
+    truncate_after(path, 4)
+    assert path.read_text() == "".join(lines)
+    truncate_after(path, 4, evaluated=False)
+    assert path.read_text() == "".join(lines[:3])
+
+
 def test_elapsed_time_continues_over_restarts(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(

@@ -37,4 +37,4 @@ def test_a_cpu_holds_only_the_part_of_a_bucket_that_gradients_fill() -> None:
         weights=1e9, gradients=1e9, optimizer=3e9, buffers=8e9, activations=1e9, working=0
     )
     line = _memory_line(torch.device("cpu"), plan)
-    assert line.startswith("memory of a process: about 8 of ") and "buffers 2, " in line
+    assert line.startswith("memory of a process: about 8 GB of ") and "buffers 2 GB, " in line

@@ -57,8 +57,8 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 Break = Callable[[pytest.MonkeyPatch], None]
 REASONS: dict[Break, str] = {
     not_installed: "onnx/ needs onnx and onnxscript and onnxruntime: pip install 'palm_ds[onnx]'",
-    too_large: "weights of 0.0 GB need several files, written only on request",
-    too_little_memory: "it may take 0.0 GB of memory, and 0.0 GB are free",
+    too_large: "weights of 13.1 KB need several files, written only on request",
+    too_little_memory: "it may take 65.5 KB of memory, and 1 KB are free",
     not_exportable: "RuntimeError: no operator for this",
     full_disk: "OSError: [Errno 28] No space left on device",
 }
