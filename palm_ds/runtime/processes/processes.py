@@ -124,7 +124,7 @@ class Processes:
         `together`: on some process, which is collective; otherwise on this one."""
         if self._stop is None:
             return False
-        return any(self.gather(self._stop())) if together else self._stop()
+        return self.sum([self._stop()])[0] > 0 if together else self._stop()
 
     def check_stop(self) -> None:
         """Raises StopRequestedError on all processes if the work is to be abandoned. Collective."""
