@@ -167,6 +167,14 @@ CASES: list[Case] = [
         {},
         ":1: tags is the text 'O B-X', which is one tag",
     ),
+    (
+        "a list as Python prints it",
+        "t.csv",
+        b"tokens,tags\n\"['EU', 'won']\",\"['B-ORG', 'O']\"\n",
+        {},
+        r""":2: tokens is "\['EU', 'won'\]", a list as Python prints it; write JSON \(json.dumps\): """
+        r"""\["a", "b"\]$""",
+    ),
     ("empty label", "t.tsv", HEAD + b"\ta\n", {}, ":2: label is empty"),
     ("blank label", "t.tsv", HEAD + b"1\ta\n  \ta\n", {}, ":3: label is empty"),
     ("empty qid", "t.tsv", b"qid\ttext_a\n\ta\n", {}, ":2: qid is empty"),

@@ -63,6 +63,18 @@ def test_cells_of_text_are_split(tmp_path: Path) -> None:
     task.check(opened(file), labeled=True)
 
 
+def test_lists_in_cells_are_json(tmp_path: Path) -> None:
+    file = tmp_path / "train.tsv"
+    file.write_text('text_a\tlabel\ngood\t["sport, x", "arts"]\nbad\t[]\nx\tlaw\n')
+    task = task_of().resolved(opened(file))
+    assert task.labels == ("arts", "law", "sport, x")
+    assert task.targets(opened(file)).tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
+    file.write_text("text_a\tlabel\ngood\t['sport', 'arts']\n")
+    message = r"train.tsv:2: label is \"\['sport', 'arts'\]\", a list as Python prints it; write JSON"
+    with pytest.raises(UserError, match=message):
+        task.check(opened(file), labeled=True)
+
+
 def test_a_listed_class_may_have_the_name_of_no_class(tmp_path: Path) -> None:
     """A list without classes is empty, so that `none` in it is one."""
     rows = [{"text_a": "a", "label": x} for x in (["law", "none"], ["none"], [], "none")]

@@ -10,7 +10,7 @@ from typing import Any
 
 from palm_ds.common.messages import counted
 from palm_ds.common.rows.lines import BadRecordError, check_text, type_name
-from palm_ds.data.reader.options import TableSettings
+from palm_ds.data.reader.options import TAG_DELIMITER, TableSettings
 from palm_ds.data.reader.regions import parse_image
 from palm_ds.text.chinese import simplify_in_place
 
@@ -140,26 +140,56 @@ def _identity(value: object, role: str, settings: TableSettings) -> str | int:
     return check_text(value, role, f"{role} is empty").strip()
 
 
-def _texts(value: object, role: str, settings: TableSettings) -> list[str]:
+def json_list(text: str) -> list[Any] | None:
+    """The list that a cell holds as JSON; None if it holds something else."""
+    try:
+        value = json.loads(text) if text.lstrip().startswith("[") else None
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, list) else None
+
+
+_PRINTED = re.compile(r"""\s*\[\s*['"].*['"]\s*\]\s*""", re.DOTALL)
+
+
+def printed_list(text: str) -> str:
+    """Why a list as Python and NumPy print it (pandas' to_csv) is refused: it may be shortened.
+    Empty for any other text."""
+    if not _PRINTED.fullmatch(text):
+        return ""
+    return f'{text[:40]!r}, a list as Python prints it; write JSON (json.dumps): ["a", "b"]'
+
+
+def _list(value: object, role: str, settings: TableSettings) -> list[Any]:
+    """A list as found. In a cell it is JSON, or its elements are joined by `tag_delimiter`."""
     if isinstance(value, str):
-        value = value.split(settings.tag_delimiter)
+        joined = settings.tag_delimiter != TAG_DELIMITER or TAG_DELIMITER in value
+        found = None if joined else json_list(value)
+        if not joined and found is None and (printed := printed_list(value)):
+            raise BadRecordError(f"{role} is {printed}")
+        value = value.split(settings.tag_delimiter) if found is None else found
     if not isinstance(value, list):
         raise BadRecordError(f"{role} is {type_name(value)}, not a list")
-    return [_text(item, role, settings) for item in value]
+    return value
+
+
+def _texts(value: object, role: str, settings: TableSettings) -> list[str]:
+    texts = _list(value, role, settings)
+    if isinstance(value, str) and texts and all(isinstance(item, int | float) for item in texts):
+        texts = [value]  # such as the word [1]
+    return [_text(item, role, settings) for item in texts]
 
 
 def _tags(value: object, role: str, settings: TableSettings) -> list[str] | None:
     if _is_missing(value, settings):
         return None
-    if isinstance(value, str) and " " in value.strip() and settings.tag_delimiter not in value:
+    tags = _list(value, role, settings)
+    if tags == [value] and " " in tags[0].strip():
         raise BadRecordError(
-            f"{role} is the text {value[:40]!r}, which is one tag; give a list, or `tag_delimiter`"
+            f"{role} is the text {tags[0][:40]!r}, which is one tag; give a list, or "
+            "`tag_delimiter`"
         )
-    if isinstance(value, str):
-        value = value.split(settings.tag_delimiter)
-    if not isinstance(value, list):
-        raise BadRecordError(f"{role} is {type_name(value)}, not a list")
-    return [label_text(item, f"tag {number}") for number, item in enumerate(value, 1)]
+    return [label_text(item, f"tag {number}") for number, item in enumerate(tags, 1)]
 
 
 def _choices(value: object, role: str, settings: TableSettings) -> list[str]:
@@ -187,6 +217,8 @@ def _texts_or_none(value: object, role: str, settings: TableSettings) -> list[st
 
 
 def _numbers(value: object, role: str, settings: TableSettings) -> list[float]:
+    if isinstance(value, str) and (found := json_list(value)) is not None:
+        value = found
     values: list[Any] = value if isinstance(value, list) else [] if value is None else [value]
     try:
         numbers = [float(x) for x in values]

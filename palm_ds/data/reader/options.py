@@ -77,7 +77,7 @@ class TableSettings(Settings):
     delimiter: str = ""
     """Separator of cells. Empty: a tab; in csv a comma, in conll a tab or white space."""
     tag_delimiter: str = TAG_DELIMITER
-    """Separator of tokens, tags, choices or turns within a cell."""
+    """Separator of tokens, tags, choices or turns within a cell that is no JSON list."""
     strip_spaces: bool = False
     """Remove all spaces from texts, for Chinese."""
     simplify: bool = False

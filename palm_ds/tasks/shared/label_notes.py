@@ -73,8 +73,8 @@ def label_notes(names: Collection[str], *, rows: int) -> list[str]:
         )
     if lists := [name for name in words if name.startswith("[") or name.endswith("]")]:
         notes.append(
-            f"brackets are part of {_listed(lists)}; a list in a cell is text: write the names of "
-            "`multi_label` with a `separator`, or lists in JSON lines"
+            f"brackets are part of {_listed(lists)}; `kind: multi_label` reads lists, which are "
+            "JSON in a cell"
         )
     if len(names) >= _MANY_CLASSES and 2 * len(names) > rows:
         notes.append(f"{len(names)} classes in {rows} rows; is this the right label column?")

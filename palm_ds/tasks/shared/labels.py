@@ -14,7 +14,7 @@ from typing import Any, ClassVar, SupportsFloat
 import numpy as np
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.reader.cell_values import spellings
+from palm_ds.data.reader.cell_values import json_list, printed_list, spellings
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.interfaces import StoredPrediction
 from palm_ds.tasks.metrics.class_report import ClassReport, calibration_bins, class_report
@@ -51,6 +51,8 @@ def class_sets(
     for item, value in enumerate(_column(task, source, strict)):
         if strict and value is None:
             one_value(value, task, source, item)
+        if strict and isinstance(value, str) and (printed := printed_list(value)):
+            raise UserError(f"{source.where(item)}: {task.label_column} is {printed}")
         names = split_names(value, separator, nothing)
         if strict:
             _check_names(names, number, task, source, item)
@@ -152,8 +154,8 @@ def class_probs(predictions: Mapping[int, Mapping[str, Any]], classes: int) -> n
 
 
 def split_names(value: object, separator: str, nothing: str) -> list[str]:
-    """The class names in one cell, which is a list, a text with separators or {class: worth}. Only
-    a text says `nothing` for no class.
+    """The class names in one cell, which is a list (in a text: JSON), a text with separators or
+    {class: worth}. Only a text says `nothing` for no class.
 
     >>> split_names("sport, politics", ",", "none")
     ['sport', 'politics']
@@ -162,6 +164,8 @@ def split_names(value: object, separator: str, nothing: str) -> list[str]:
         return []
     if isinstance(value, Mapping):
         return list(value)
+    if isinstance(value, str):
+        value = value if (found := json_list(value)) is None else found
     listed = isinstance(value, list)
     names = value if listed else str(value).split(separator)
     stripped = [str(name).strip() for name in names]

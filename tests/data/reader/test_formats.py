@@ -111,6 +111,34 @@ def test_palms_tag_format_is_detected(tmp_path: Path) -> None:
     assert rows(spaced) == expected
 
 
+@pytest.mark.parametrize(
+    ("roles", "cells", "values"),
+    [
+        ("tokens tags", (["EU", 'a "b"'], ["B-ORG", "O"]), (["EU", 'a "b"'], ["B-ORG", "O"])),
+        ("tokens tags", (["["], [0]), (["["], ["0"])),
+        ("tokens", ([],), ([],)),
+        ("tokens", ("[1]",), (["[1]"],)),
+        ("tokens", ("[\x02,\x02]",), (["[", ",", "]"],)),
+        ("text_a choices", ("a", ["b", "c"]), ("a", ["b", "c"])),
+        ("target turns", ("a", ["b", "c"]), ("a", ["b", "c"])),
+        (
+            "query positive negatives teacher_scores",
+            ("a", "b", ["c"], [2, 0.5]),
+            ("a", "b", ["c"], [2.0, 0.5]),
+        ),
+    ],
+)
+def test_lists_in_cells_are_json(
+    roles: str, cells: tuple[Any, ...], values: tuple[Any, ...], tmp_path: Path
+) -> None:
+    written = [cell if isinstance(cell, str) else json.dumps(cell) for cell in cells]
+    quoted = ['"' + cell.replace('"', '""') + '"' for cell in written]
+    expected = dict(zip(roles.split(), values, strict=True))
+    for name, separator, row in (("t.tsv", "\t", written), ("t.csv", ",", quoted)):
+        text = separator.join(roles.split()) + "\n" + separator.join(row) + "\n"
+        assert rows(opened(tmp_path, name, text)) == [expected]
+
+
 CONLL = (
     "-DOCSTART- -X- O\n\n# id 7 of news\na NN O\n# SYM I-X\n\n\nb NN O\n\t\n-DOCSTART- -X- O\nc X O"
 )
