@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.messages import counted
 from palm_ds.data.sources.row_inputs import (
     TUPLE_ROLES,
     Listed,
@@ -23,6 +24,7 @@ from palm_ds.data.sources.table import TableSource
 from palm_ds.inference.model_tasks import asked_tasks
 from palm_ds.inference.predict_files import without_labels
 from palm_ds.inference.predictor import EncoderPass, Predictor, chunks
+from palm_ds.inference.score_files import scored_rows
 from palm_ds.runtime.processes.process_group import ProcessGroup
 from palm_ds.train.recipe.custom_metrics import Metric, own_scores
 
@@ -75,16 +77,19 @@ def predictions_of(
 def scores_of(
     predictor: Predictor, name: str, rows: Listed, processes: ProcessGroup
 ) -> dict[str, float]:
-    """{metric: value} of a task on labeled rows, read like its training rows. The same on every
-    process."""
+    """{metric: value} of a task on rows read like its training rows; those without a label are not
+    scored. The same on every process. Raises UserError, also if no row has a label."""
     predictor = select_tasks(predictor, [name], Path())
     (each,) = predictor.passes
     task = predictor.tasks[name]
-    read = replace(each.read, columns=_columns(each, rows))
+    read = replace(each.read, columns=_columns(each, rows), missing_labels="keep")
     source = predictor.source(open_rows(rows, read, "rows"))
-    task.check(source, labeled=True)
+    scored = scored_rows(task, source)
+    if left_out := len(source) - len(scored):
+        log.warning("%s: not scored: %s without a label", name, counted(left_out, "row"))
+    task.check(replace(source, numbers=source.numbers[scored]), labeled=True)
     made = _pass(predictor, each, source, processes, whole=True)[name]
-    predictions = {row: each for row, each in enumerate(made) if each}  # {}: nothing to predict
+    predictions = {row: made[row] for row in scored.tolist() if made[row]}  # {}: cannot be predicted
     if not predictions:
         return {}
     own = _own_metrics(predictor, name)

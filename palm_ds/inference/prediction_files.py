@@ -7,14 +7,15 @@
                             reading comprehension
 
 If a task writes its own predictions.json, the lines per row are in TASK.rows.json. Also readable:
-SQuAD's {id: answer}, index<TAB>prediction, one prediction per line, and CoNLL.
+SQuAD's {id: answer}, index<TAB>prediction or id<TAB>prediction, both with a comma too, one
+prediction per line, and CoNLL.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -23,6 +24,8 @@ from typing import Any
 
 from palm_ds.common.atomic import check_not_current
 from palm_ds.common.errors import UserError
+from palm_ds.common.rows.cells import CellRow, csv_rows, tsv_rows
+from palm_ds.common.rows.lines import BadRecordError, Lines, NumberedLines
 from palm_ds.data.reader import Table, TableSettings, open_table
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.interfaces import CELL, PredictionFiles, StoredPrediction
@@ -167,7 +170,7 @@ def read_predictions(path: Path, main: str = "") -> Iterator[StoredPrediction]:
             yield StoredPrediction(place=f"{path}, {key!r}", key=key, values={"text": text})
     elif text.lstrip()[0] in "{[" and _is_json(text.split("\n", 1)[0]):
         yield from _json_lines(path, text)
-    elif main == "tags" and text.split("\n", 1)[0].split() != ["index", "prediction"]:
+    elif main == "tags" and not re.match(r"(index|id)[\t,]prediction\s", text):
         yield from conll_column(path, -1)
     else:
         yield from _cells(path, text)
@@ -210,24 +213,49 @@ def _json_lines(path: Path, text: str) -> Iterator[StoredPrediction]:
         yield StoredPrediction(place=place, key=value.get("index", value.get("id")), values=value)
 
 
+_ROW = ("index", "id")
+"""Columns that say which row a prediction is for."""
+
+
 def _cells(path: Path, text: str) -> Iterator[StoredPrediction]:
+    """Columns that a header names, separated by tabs or commas; or a prediction on each line."""
     lines = text.removesuffix("\n").split("\n")
-    names = [name.strip().lower() for name in lines[0].rstrip("\r").split("\t")]
-    titled = "prediction" in names
-    if len(names) > 1 and not {"prediction", "index"} <= set(names):
+    tabs, commas = (
+        [name.strip().strip('"').lower() for name in lines[0].split(separator)]
+        for separator in ("\t", ",")
+    )
+    if len(tabs) > 1:
+        yield from _table(path, tabs, tsv_rows)
+    elif len(commas) > 1 and {"prediction", *_ROW} & {*commas}:
+        yield from _table(path, commas, csv_rows)
+    else:
+        for number, line in enumerate(lines, 1):
+            if number > 1 or tabs != ["prediction"]:
+                place, values = f"{path}:{number}", {CELL: line.strip()}
+                yield StoredPrediction(place=place, values=values)
+
+
+def _table(
+    path: Path, names: Sequence[str], read: Callable[[NumberedLines], Iterator[CellRow]]
+) -> Iterator[StoredPrediction]:
+    """The predictions of a file whose header has these names."""
+    key = next((name for name in _ROW if name in names), "")
+    if "prediction" not in names or not key:
         raise UserError(
-            f"{path}:1: {len(names)} columns; expected two with the header `index<TAB>prediction`, "
-            "or one prediction per line"
+            f"{path}:1: the columns are {', '.join(names)[:80]}; expected `index` or `id`, and "
+            "`prediction`, or one prediction per line"
         )
-    for number, line in enumerate(lines, 1):
-        if number == 1 and titled:
-            continue
-        cells, place = line.rstrip("\r").split("\t"), f"{path}:{number}"
-        if len(cells) != len(names):
-            raise UserError(f"{place}: {len(cells)} columns, expected {len(names)}")
-        row = dict(zip(names if titled else ["prediction"], cells, strict=True))
-        values = {CELL: row["prediction"].strip()}
-        yield StoredPrediction(place=place, key=row.get("index"), values=values)
+    with path.open("rb") as handle:
+        rows = read(Lines(handle, 0, -1))
+        next(rows)
+        for row in rows:
+            place = f"{path}:{row.line}"
+            try:
+                cells = row.values(names)
+            except BadRecordError as bad:
+                raise UserError(f"{place}: {bad}") from None
+            values = {CELL: cells["prediction"].strip(), key: cells[key].strip()}
+            yield StoredPrediction(place=place, key=values[key], values=values)
 
 
 def conll_column(path: Path, column: int) -> Iterator[StoredPrediction]:

@@ -2,7 +2,8 @@
 
     gold         any table (palm_ds/data/reader): rows with their labels
     predictions  TASK.predictions.json and similar files (JSON lines with `index` or `id`), an
-                 object {id: answer} (SQuAD), index<TAB>prediction, a prediction per line, or CoNLL
+                 object {id: answer} (SQuAD), a table with index or id and prediction, a prediction
+                 per line, or CoNLL
 
 Each gold row must have exactly one prediction; those of rows without a label are not scored. The
 task scores them with the settings that palm-ds predict wrote with its files.
@@ -71,7 +72,7 @@ def score_files(
     table = open_table(list(gold), replace(read, missing_labels="keep"))
     source = TableSource.of_labels(table)
     found = matched(stored, table, predictions)
-    scored, notes = _scored(task, source), ()
+    scored, notes = scored_rows(task, source), ()
     if left_out := len(source) - len(scored):
         notes = (f"not scored: {counted(left_out, 'row')} without a label",)
         source, found = replace(source, numbers=scored), [found[row] for row in scored]
@@ -85,7 +86,7 @@ def score_files(
     return scores
 
 
-def _scored(task: TableTask, source: TableSource) -> np.ndarray:
+def scored_rows(task: TableTask, source: TableSource) -> np.ndarray:
     """(scored rows,) those with a label; all of a table without such a column. Raises UserError if
     there are none."""
     if not any(role in source.columns for role in task.label_roles()):
@@ -180,7 +181,7 @@ def _keys(entries: Sequence[StoredPrediction], gold: Table, path: str) -> str:
     if len(given) < len(entries):
         without = next(entry for entry in entries if entry.key is None)
         raise UserError(f"{without.place}: has no `index`, but other predictions do")
-    if "index" in given[0].values or given[0].is_cell:
+    if "index" in given[0].values:
         return "index"
     if "id" not in gold.columns:
         raise UserError(f"{path}: its predictions have ids, but {gold.names[0]} has no column `id`")

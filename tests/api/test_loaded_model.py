@@ -121,6 +121,18 @@ def test_evaluation(model: palm.LoadedModel) -> None:
     assert model.evaluate(labeled, task="mood")["mood"]["accuracy"] == 1.0
 
 
+def test_rows_without_a_label_are_not_scored(
+    model: palm.LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As by palm-ds predict and palm-ds evaluate."""
+    labels = [None, "yes", "", "no"]
+    partly = [{"text_a": x, "label": y} for x, y in zip(TEXTS, labels, strict=True)]
+    assert model.evaluate(partly, task="mood")["mood"]["accuracy"] == 0.5
+    assert "mood: not scored: 2 rows without a label" in caplog.messages
+    with pytest.raises(UserError, match=r"^rows: no row has a label$"):
+        model.evaluate([{"text_a": "w1", "label": None}], task="mood")
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_vectors_are_those_of_the_backbone(run: Path, precision: str) -> None:
     """fp32 whatever the predictions are; the weights are then in memory once."""

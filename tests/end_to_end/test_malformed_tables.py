@@ -668,7 +668,7 @@ def test_a_completely_wrong_file(
         ({"bad_rows": "drop"}, "bad_rows: no .drop.; known: skip, stop"),
         ({"lost_answers": "kept"}, 'lost_answers: no .kept.; did you mean "keep"'),
         ({"columns": {"texta": "x"}}, 'columns.texta: unknown role; did you mean "text_a"'),
-        ({"columns": {"label": ["a", "b"]}}, r"columns.label: \['a', 'b'\]: give one column"),
+        ({"columns": {"tags": ["a", "b"]}}, r"columns.tags: \['a', 'b'\]: give one column"),
         ({"columns": {"choices": ["a"]}}, r"columns.choices: \['a'\]: give one column; two or"),
         ({"drop": {"spans": []}}, "drop.spans: unknown role"),
         ({"tag_delimiter": ""}, "tag_delimiter: empty"),

@@ -46,8 +46,8 @@ def write(path: Path, content: Any) -> str:
 
 
 def gold(folder: Path, labels: list[Any] = LABELS) -> str:
-    rows = "".join(json.dumps({"text_a": "x", "label": label}) + "\n" for label in labels)
-    return write(folder / "gold.jsonl", rows)
+    rows = [{"id": f"r{i}", "text_a": "x", "label": label} for i, label in enumerate(labels)]
+    return write(folder / "gold.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def lines(name: str, values: list[Any]) -> str:
@@ -67,10 +67,16 @@ def score(folder: Path, right: str, predictions: Any, **rules: Any) -> dict[str,
         lines("label", FOUND),
         "".join(sorted(lines("label", FOUND).splitlines(True), reverse=True)),
         "index\tprediction\n" + "".join(f"{i}\t{x}\n" for i, x in enumerate(FOUND)),
+        "index,prediction\r\n" + "".join(f'{i},"{x}"\r\n' for i, x in enumerate(FOUND)),
+        '\ufeff"Id","Prediction"\n' + "".join(f"r{i},{x}\n" for i, x in enumerate(FOUND)),
+        "prediction\tid\n" + "".join(f"{x}\tr{i}\n" for i, x in enumerate(FOUND)),
         "prediction\n" + "".join(f"{x}\n" for x in FOUND),
         "\r\n".join(FOUND),
     ],
-    ids=["lines", "lines in another order", "table", "column with a name", "column"],
+    ids=[
+        *("lines", "lines in another order", "table", "commas", "ids", "ids after", "with a name"),
+        "column",
+    ],
 )
 def test_class_predictions_in_every_form(tmp_path, written) -> None:
     from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
@@ -272,8 +278,9 @@ def test_rows_and_predictions_must_match(tmp_path, mistake) -> None:
         ("classification", '{"index": 0, "label": "a"}\n{"index": 1,\n', ":2: not JSON"),
         ("classification", "[" * 200_000, ":1: not JSON: nested too deeply"),
         ("classification", "", "no predictions"),
-        ("classification", "0\ta\n1\tb\n", ":1: 2 columns"),
-        ("classification", "index\tprediction\n0\ta\n1\n", ":3: 1 columns"),
+        ("classification", "0\ta\n1\tb\n", ":1: the columns are 0, a; expected `index` or `id`"),
+        ("classification", "id,label\n0,a\n", ":1: the columns are id, label; expected `index`"),
+        ("classification", "index\tprediction\n0\ta\n1\n", ":3: 1 cell, but the header has 2"),
         ("classification", "\n".join([*LABELS, "a"]), ":7: more predictions than rows"),
         ("regression", lines("value", ["a"] * 6), ":1: value: 'a' is not a number"),
         ("ranking", lines("probs", [[]] * 6), "is not a number"),

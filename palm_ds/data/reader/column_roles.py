@@ -10,7 +10,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.rows.cells import other_separator
 from palm_ds.common.rows.lines import BadRecordError
 from palm_ds.data.reader.find_files import File
-from palm_ds.data.reader.options import ONLY_NAMED, ROLES, TableSettings
+from palm_ds.data.reader.options import ONLY_NAMED, ROLES, TableSettings, is_label
 from palm_ds.data.reader.regions import unimo_line
 
 TEXTS = (
@@ -208,6 +208,25 @@ def value_of(values: Mapping[Any, Any], key: Key) -> Any:
             raise BadRecordError(f"no field `{key}`; it has {has}")
         inside = inside[name]
     return inside
+
+
+def cell_of(values: Mapping[Any, Any], role: str, key: Key) -> Any:
+    """The value of a role: of columns of 0 and 1 the names of those that are 1, None if all are
+    empty."""
+    value = value_of(values, key)
+    if not isinstance(key, list) or not is_label(role):
+        return value
+    if all(cell in (None, "") for cell in value):
+        return None
+    return [str(name) for name, cell in zip(key, value, strict=True) if _is_one(cell, name)]
+
+
+def _is_one(cell: object, name: str | int) -> bool:
+    known = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
+    if (text := str(cell).strip().lower()) not in known:
+        got = "empty" if cell in (None, "") else repr(cell)
+        raise BadRecordError(f"{name} is {got}, not 0 or 1, as a column of a class is")
+    return known[text]
 
 
 def _shown(names: Sequence[str | int]) -> str:

@@ -50,7 +50,7 @@ LABELS = ("label", "tags", "spans", "answers", "impossible", "target")
 TAG_DELIMITER = "\x02"
 _JOINED = (
     *("choices", "text_a", "text_b", "text_b_neg", "negatives", "teacher_scores"),
-    *("source", "source_b", "source_c", "image"),
+    *("source", "source_b", "source_c", "image", "label"),
 )
 _SCALARS = (
     *("label", "id", "qid", "text_a", "text_b", "text_b_neg", "question", "context"),
@@ -68,7 +68,8 @@ class TableSettings(Settings):
     columns: Mapping[str, str | int | list[str | int]] = field(default_factory=dict)
     """{role: column}, where the names of columns differ from those of roles (docs/finetuning.md): a
     name (`a.b`: b inside a), a number from 0, or empty for no column; or a list of columns for
-    choices, negatives and their scores, an image, or texts to be joined."""
+    choices, negatives and their scores, an image, texts to be joined, or a label: of columns of 0
+    and 1, one for each class."""
     images: Several[str] = ()
     """Files of image regions, or patterns of such files, that contain the images which the column
     `image` names (docs/images.md)."""
@@ -103,7 +104,8 @@ class TableSettings(Settings):
                 if role not in roles and not role.startswith(FURTHER_LABEL):
                     raise UserError(f"{key}.{role}: unknown role{suggest(role, roles)}")
         for role, column in self.columns.items():
-            if isinstance(column, list) and (role not in _JOINED or len(column) < 2):
+            joined = role in _JOINED or role.startswith(FURTHER_LABEL)
+            if isinstance(column, list) and (not joined or len(column) < 2):
                 raise UserError(
                     f"columns.{role}: {column!r}: give one column; two or more are for "
                     f"{', '.join(_JOINED)}"
@@ -117,14 +119,17 @@ def is_label(role: str) -> bool:
     return role in LABELS or role.startswith(FURTHER_LABEL)
 
 
-def columns_of(texts: Sequence[str]) -> dict[str, str | int]:
+def columns_of(texts: Sequence[str]) -> dict[str, str | int | list[str | int]]:
     """{role: column} from `role=name` as typed on the command line; a column without a name by its
-    number, `role=` for none."""
+    number, `role=` for none. A role given again has a list of columns."""
+    columns: dict[str, list[str | int]] = {}
     for text in texts:
         if "=" not in text:
             raise UserError(f"columns: {text!r}: expected ROLE=NAME, such as text_a=sentence")
-    pairs = [text.split("=", 1) for text in texts]
-    return {role: int(name) if name.lstrip("-").isdecimal() else name for role, name in pairs}
+        role, name = text.split("=", 1)
+        number = name.lstrip("-").isdecimal()
+        columns.setdefault(role, []).append(int(name) if number else name)
+    return {role: names if len(names) > 1 else names[0] for role, names in columns.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.rows.lines import BadRecordError
 from palm_ds.data.reader.block_formats import read_conll, read_smart
 from palm_ds.data.reader.cell_values import parse, spellings
-from palm_ds.data.reader.column_roles import OPEN, Key, pick, value_of, without_role
+from palm_ds.data.reader.column_roles import OPEN, Key, cell_of, pick, without_role
 from palm_ds.data.reader.find_files import File, contents_hash, find_files
 from palm_ds.data.reader.formats import (
     Row,
@@ -366,7 +366,7 @@ def _raw_rows(
                     roles, unused = tuple(keys), without_role(list(sample), keys.values())
                 _check_roles(roles, keys, files[0], file)
             try:
-                raw.append(tuple(value_of(row.values, keys[role]) for role in roles))
+                raw.append(tuple(cell_of(row.values, role, keys[role]) for role in roles))
                 places.append((number, row.place))
             except BadRecordError as bad:
                 notes.bad(where(file, row.place), bad.args[0])

@@ -204,8 +204,8 @@ def parse_stages(values: object, tasks: Sequence[str]) -> CurriculumSpec:
     `steps` is a number, `20_000_000 tokens`, `300_000 sequences` (examples) or `3 epochs`, rounded
     up to whole steps; for all task groups, or {group: steps, ...}.
     sampler: how to split `steps`, which is then the total of all task groups
-        uniform | proportional            evenly, or by the tokens of each task group's epoch
-        {temperature: T}                  by these tokens to the power 1/T
+        uniform | proportional            evenly, or by the steps of each task group's epoch
+        {temperature: T}                  by these steps to the power 1/T
         {weights: {group: w, ...}}        by these weights
         {mix_ratio: {group: r, ...}, reference: group, epochs: E}
                                           as in PaddlePALM, replaces `steps`: E * r * the steps of

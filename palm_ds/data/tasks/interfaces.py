@@ -38,12 +38,7 @@ class StoredPrediction:
     key: object = None
     """Its row: a row number or an id; None: predictions are in the order of the rows."""
     values: Mapping[str, Any]
-    """Values by name; the value of a file with a single column is `cell`."""
-
-    @property
-    def is_cell(self) -> bool:
-        """Whether it is the text of one cell rather than an object with named values."""
-        return CELL in self.values
+    """Values by name; the prediction of a file without names for its values is `cell`."""
 
     def value(self, *names: str) -> Any:
         """The first of the named values that exists, else the cell. Raises UserError."""

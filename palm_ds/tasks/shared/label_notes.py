@@ -48,10 +48,11 @@ def _order(name: str) -> tuple[int, float, str]:
 
 def label_notes(names: Collection[str], *, rows: int) -> list[str]:
     """Notes on the class names in `rows` rows of a table."""
-    names = sorted(names)
+    merged = _merged_notes(names)
+    names = sorted(distinct(names))
     numbers = {name: number for name in names if (number := finite_number(name)) is not None}
     words = [name for name in names if name not in numbers]
-    notes = alike_notes(names)
+    notes = merged + alike_notes(names)
     if not words and len(names) >= _MANY_NUMBERS and any(x % 1 for x in numbers.values()):
         some = _listed(numbers)
         return [
@@ -79,6 +80,17 @@ def label_notes(names: Collection[str], *, rows: int) -> list[str]:
     if len(names) >= _MANY_CLASSES and 2 * len(names) > rows:
         notes.append(f"{len(names)} classes in {rows} rows; is this the right label column?")
     return notes
+
+
+def _merged_notes(names: Collection[str]) -> list[str]:
+    """The first whole number that a table spells in two ways, which `distinct` makes one class."""
+    both = [name for name in sorted(names) if name.endswith(".0") and name[:-2] in names]
+    return [
+        f"{name[:-2]!r} and {name!r} are one class, as they are one number; if they are names, "
+        f"such as versions, write 'v{name[:-2]}' and 'v{name}'"
+        for name in both[:1]
+        if name[:-2] in spellings(name)
+    ]
 
 
 def alike_notes(names: Iterable[str]) -> list[str]:

@@ -271,7 +271,7 @@ class ClassesTask(TextTask):
         """Notes on odd class names; may be empty."""
         if self.label_column not in source.columns:
             return ""
-        notes = label_notes(distinct(self.names_in(source)), rows=len(source))
+        notes = label_notes(self.names_in(source), rows=len(source))
         return "\n".join(f"{self.name}: labels: {note}" for note in notes)
 
     def unknown_label(self, name: str, source: TableSource, item: int) -> UserError:

@@ -38,7 +38,8 @@ class SourceSettings(Settings):
     corpus: str = ""
     """Folder of a corpus made by palm-ds prepare, or its URL (s3://, gs://, hf://, https://)."""
     mix: dict[str, PositiveFloat] = field(default_factory=dict)
-    """{folder or URL: weight}: several corpora, sampled by weight in tokens."""
+    """{folder or URL: weight}: several corpora, sampled by weight, in the unit of `batch`: by their
+    shares of the tokens, or with a batch in examples of the examples."""
     sampling_exponent: NonNegativeFloat = 0.0
     """With `mix`: multiplies each weight by the number of tokens of its corpus to this power. 0:
     the weights as given; 1: in proportion to size; 0.3 to 0.7: small corpora, such as rare

@@ -79,6 +79,9 @@ def test_cells_get_names() -> None:
         (b"a,a \n", True, "^two columns have the name `a`"),
         (b"a\tb\rc\n", False, "^its lines end with CR alone"),
         (b'"a\n', True, "^not CSV: unexpected end"),
+        (b"sep=,\n", True, "^`sep=,` tells Excel the separator; remove this line$"),
+        (b'"sep=;"\n', True, 'remove this line; if ";" separates .* read: {delimiter: ";"}$'),
+        (b"sep=\t\n", False, r'remove this line; if "\\t" separates'),
     ],
 )
 def test_names_of_columns_are_checked(line: bytes, csv: bool, reason: str) -> None:

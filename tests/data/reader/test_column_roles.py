@@ -13,6 +13,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.reader import ROLES, Table, TableSettings, open_table
 from palm_ds.data.reader.cell_values import _PARSERS
 from palm_ds.data.reader.column_roles import ALIASES, TEXTS
+from palm_ds.data.reader.options import columns_of
 
 
 def table_of(folder: Path, *rows: dict[str, Any], **settings: Any) -> Table:
@@ -30,6 +31,32 @@ def test_texts_by_alias(names: tuple[str, ...], tmp_path: Path) -> None:
     row = {name: f"<{name}>" for name in names} | {"other": 1}
     expected = dict(zip(("text_a", "text_b"), row.values(), strict=False))
     assert table_of(tmp_path, row)[0] == {k: v for k, v in expected.items() if v != 1}
+
+
+@pytest.mark.parametrize(
+    ("cells", "label"),
+    [
+        ((1, 0, "1"), ["toxic", "threat"]),
+        ((0.0, 1.0, False), ["insult"]),
+        (("FALSE", "0", "0.0"), []),
+        ((None, "", None), "label is null, not text"),
+        ((1, "", 0), "insult is empty, not 0 or 1, as a column of a class is"),
+        ((0, 1, -1), "threat is -1, not 0 or 1, as a column of a class is"),
+    ],
+)
+def test_a_column_for_each_class(cells: tuple[Any, ...], label: Any, tmp_path: Path) -> None:
+    """As in Kaggle's toxic comments."""
+    names = ("toxic", "insult", "threat")
+    row = {"text": "a", **dict(zip(names, cells, strict=True))}
+    columns = columns_of([f"label={name}" for name in names])
+    if isinstance(label, list):
+        assert table_of(tmp_path, row, columns=columns).column("label") == [label]
+        return
+    with pytest.raises(UserError, match=f":1: {label}$"):
+        table_of(tmp_path, row, columns=columns)
+    kept = {"columns": columns, "missing_labels": "keep", "bad_rows": "skip"}
+    table = table_of(tmp_path, row, {"text": "b"} | dict.fromkeys(names, 1), **kept)
+    assert table.column("label")[-1] == [*names]
 
 
 @pytest.mark.parametrize(
