@@ -175,6 +175,13 @@ CASES: list[Case] = [
         r""":2: tokens is "\['EU', 'won'\]", a list as Python prints it; write JSON \(json.dumps\): """
         r"""\["a", "b"\]$""",
     ),
+    (
+        "tokens of Prodigy",
+        "t.jsonl",
+        b'{"text": "a", "tokens": [{"text": "a", "start": 0}]}\n',
+        {},
+        ':1: tokens has objects, not texts; `columns: {tokens: ""}` leaves the column out$',
+    ),
     ("empty label", "t.tsv", HEAD + b"\ta\n", {}, ":2: label is empty"),
     ("blank label", "t.tsv", HEAD + b"1\ta\n  \ta\n", {}, ":3: label is empty"),
     ("empty qid", "t.tsv", b"qid\ttext_a\n\ta\n", {}, ":2: qid is empty"),

@@ -175,6 +175,16 @@ def test_odd_labels_are_remarked_on_when_a_run_starts(tmp_path: Path) -> None:
     assert dataset_of(source, task_of().resolved(source)).describe() == ""
 
 
+def test_a_question_beside_the_text_is_not_lost_silently(tmp_path: Path) -> None:
+    """As in GLUE's QNLI, whose columns are question and sentence."""
+    rows = [{"question": "so ?", "sentence": "good", "label": x} for x in ("yes", "no")]
+    source = source_of(tmp_path, rows)
+    note = "the column question is not read; `texts: [question, text_a]` reads it, too"
+    assert note in task_of().resolved(source).describe(source)
+    both = task_of(texts=["question", "text_a"]).resolved(source)
+    assert both.describe(source) == "" and both.columns_of(source) == ("question", "text_a")
+
+
 def test_a_single_class_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="'yes' is the only label; there must be two or more"):
         task_of().resolved(source_of(tmp_path, [ROWS[0], ROWS[3]]))

@@ -12,11 +12,15 @@ from palm_ds.data.reader.formats import Row, lines_of
 from palm_ds.data.reader.options import TableSettings
 
 _BLANKS = re.compile(r"[ \t]+")
+_CONLLU_WIDTH = 10
+_ID = re.compile(r"\d+([-.]\d+)?")
+"""Of a token of CoNLL-U, of a range of them, or of an empty node."""
 Numbered = list[tuple[int, str]]
 
 
 def read_conll(file: File, settings: TableSettings) -> Iterator[Row]:
-    """One token per line, an empty line after each sentence; columns are lists, keyed by number."""
+    """One token per line, an empty line after each sentence; columns are lists, keyed by number.
+    CoNLL-U's ranges of tokens (`2-3`) and empty nodes (`3.1`) are left out."""
     delimiter = settings.delimiter
     comments, width = _comments_of_each(file), 0
     for block in _sentences(file):
@@ -85,6 +89,8 @@ def _sentence(block: Numbered, delimiter: str, width: int) -> Row:
             return Row(number, bad=f"{many}, but the file's first sentence has {width}")
         if "" in cells:
             return Row(number, bad=f"column {cells.index('')} is empty")
+    if width == _CONLLU_WIDTH and all(_ID.fullmatch(cells[0]) for cells in rows):
+        rows = [cells for cells in rows if cells[0].isdecimal()]
     return Row(block[0][0], {i: list(column) for i, column in enumerate(zip(*rows, strict=True))})
 
 

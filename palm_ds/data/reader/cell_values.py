@@ -177,6 +177,9 @@ def _texts(value: object, role: str, settings: TableSettings) -> list[str]:
     texts = _list(value, role, settings)
     if isinstance(value, str) and texts and all(isinstance(item, int | float) for item in texts):
         texts = [value]  # such as the word [1]
+    if any(isinstance(item, Mapping) for item in texts):
+        unread = f'`columns: {{{role}: ""}}` leaves the column out'
+        raise BadRecordError(f"{role} has objects, not texts; {unread}")
     return [_text(item, role, settings) for item in texts]
 
 
@@ -322,15 +325,21 @@ def _is_place(value: object) -> bool:
 
 
 def _span(value: object) -> tuple[Any, Any, str]:
+    """A span as annotation tools write it: as an object, or as [start, end, type]."""
+    if isinstance(value, list) and len(value) == 3:
+        value = dict(zip(("start", "end", "type"), value, strict=True))
     if not isinstance(value, Mapping):
         raise BadRecordError(f"a span is {type_name(value)}, not an object")
     inner = value.get("valueSpan")
     if isinstance(inner, Mapping):  # Restaurants-8k, where a start of 0 is not written
         return inner.get("startIndex", 0), inner.get("endIndex"), label_text(value.get("slot"))
-    kind = next((value[key] for key in ("type", "label") if key in value), None)
-    if kind is None or "start" not in value or "end" not in value:
+    start, end = (value.get(key, value.get(f"{key}_offset")) for key in ("start", "end"))
+    kind = next((value[key] for key in ("type", "label", "labels") if key in value), None)
+    if isinstance(kind, list) and len(kind) == 1:  # Label Studio
+        kind = kind[0]
+    if kind is None or start is None or end is None:
         raise BadRecordError("a span without start, end or type")
-    return value["start"], value["end"], label_text(kind, "type")
+    return start, end, label_text(kind, "type")
 
 
 def _inclusive(value: Mapping[str, Any], text: str) -> list[tuple[Any, Any, str]]:

@@ -42,6 +42,8 @@ ALIASES = {
 """Columns that take a role if none has the role's own name."""
 _NUMBERED_NEGATIVE = re.compile(r"negative_\d+")
 _NUMBERED = ("tsv", "csv", "conll")
+_NUMBERED_WIDTH = 8
+"""Columns of CoNLL from which on the first may be a number: CoNLL-X, CoNLL-2009, CoNLL-U."""
 OPEN = ("jsonl", "json", "memory")
 """Formats whose rows may differ in their columns; the columns of any row count."""
 Key = str | int | list[str | int]
@@ -60,6 +62,7 @@ def pick(
     free = [name for name in names if name not in used]
     if file.format == "conll":
         if not settings.columns:
+            _check_not_numbered(names, first, file.path)
             picked = {"tokens": 0, "tags": names[-1]} if len(names) > 1 else {"tokens": 0}
     else:
         taken = settings.columns.keys() | set(ONLY_NAMED)
@@ -67,17 +70,30 @@ def pick(
         picked |= {role: role for role in ROLES if role in free and role not in taken}
         picked |= _by_alias(free, picked.keys() | taken, file.path)
     if isinstance(picked.get("label"), str) and _are_spans(first.get(picked["label"])):
-        picked["spans"] = picked.pop("label")  # CLUENER: {type: {words: [[first, last]]}}
+        picked["spans"] = picked.pop("label")  # of CLUENER, Doccano, Label Studio
     if not picked:
         raise UserError(_nothing(names, file, settings))
     return {role: picked[role] for role in dict.fromkeys([*ROLES, *picked]) if role in picked}
 
 
 def _are_spans(label: object) -> bool:
-    """Whether a label is an object, but not one of numbers, which says what classes are worth."""
+    """Whether a label is an object, but not one of numbers, which says what classes are worth; or a
+    list of objects or lists."""
+    if isinstance(label, list):
+        return bool(label) and isinstance(label[0], list | dict)
     return isinstance(label, dict) and not (
         label and all(isinstance(worth, int | float | None) for worth in label.values())
     )
+
+
+def _check_not_numbered(names: Sequence[str | int], first: Mapping[Any, Any], path: str) -> None:
+    """Raises UserError if the first of many columns of CoNLL numbers the tokens, as in CoNLL-U."""
+    numbers = [str(number) for number, _ in enumerate(first[0], 1)]
+    if len(names) >= _NUMBERED_WIDTH and first[0] == numbers:
+        raise UserError(
+            f"{path}: the first of {len(names)} columns numbers the tokens; say which to read, of "
+            "CoNLL-U words and parts of speech: columns: {tokens: 1, tags: 3}"
+        )
 
 
 def _something_else(names: Collection[str]) -> set[str]:

@@ -24,6 +24,7 @@ _KINDS = {
     ".json": "json",  # or "jsonl", depending on its first line
     ".txt": "text",
     ".conll": "conll",
+    ".conllu": "conll",
     ".bio": "conll",
     ".iob": "conll",
     ".parquet": "parquet",

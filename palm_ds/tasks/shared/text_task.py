@@ -268,11 +268,17 @@ class ClassesTask(TextTask):
         return ", ".join(known[:_COUNTED]) + more if known else ""
 
     def describe(self, source: TableSource) -> str:
-        """Notes on odd class names; may be empty."""
+        """Notes on odd class names, and on a question that is not read; may be empty."""
         if self.label_column not in source.columns:
             return ""
         notes = label_notes(self.names_in(source), rows=len(source))
-        return "\n".join(f"{self.name}: labels: {note}" for note in notes)
+        lines = [f"{self.name}: labels: {note}" for note in notes]
+        if "question" in source.columns and "question" not in self.columns_of(source):
+            lines.append(
+                f"{self.name}: the column question is not read; `texts: [question, text_a]` reads "
+                "it, too"
+            )
+        return "\n".join(lines)
 
     def unknown_label(self, name: str, source: TableSource, item: int) -> UserError:
         """The error of a row whose label is none of the task's."""

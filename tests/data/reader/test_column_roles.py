@@ -34,6 +34,23 @@ def test_texts_by_alias(names: tuple[str, ...], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "written",
+    [
+        {"label": [[0, 4, "PER"]]},
+        {"labels": [{"start": 0, "end": 4, "text": "John", "labels": ["PER"]}]},
+        {"entities": [{"id": 1, "label": "PER", "start_offset": 0, "end_offset": 4}]},
+        {"spans": [{"start": 0, "end": 4, "token_start": 0, "token_end": 0, "label": "PER"}]},
+    ],
+    ids=["Doccano", "Label Studio", "Doccano with relations", "Prodigy"],
+)
+def test_spans_as_annotation_tools_write_them(written: dict[str, Any], tmp_path: Path) -> None:
+    columns = {"spans": "entities"} if "entities" in written else {}
+    nothing = {"text": "He", **dict.fromkeys(written, [])}
+    table = table_of(tmp_path, nothing, {"text": "John won", **written}, columns=columns)
+    assert table.column("spans") == [[], [{"start": 0, "end": 4, "type": "PER"}]]
+
+
+@pytest.mark.parametrize(
     ("cells", "label"),
     [
         ((1, 0, "1"), ["toxic", "threat"]),

@@ -144,6 +144,27 @@ CONLL = (
 )
 
 
+CONLLU = "# sent_id = 1\n# text = They don't\n" + "".join(
+    "\t".join([number, word, "_", tag, *"______"]) + "\n"
+    for number, word, tag in [
+        ("1", "They", "PRON"),
+        ("2-3", "don't", "_"),
+        ("2", "do", "AUX"),
+        ("3", "n't", "PART"),
+        ("3.1", "go", "VERB"),
+    ]
+)
+
+
+def test_conllu(tmp_path: Path) -> None:
+    """Ranges and empty nodes are no tokens; numbers are never taken for them."""
+    table = opened(tmp_path, "t.conllu", CONLLU, columns={"tokens": 1, "tags": 3})
+    assert rows(table) == [{"tokens": ["They", "do", "n't"], "tags": ["PRON", "AUX", "PART"]}]
+    message = "t.conllu: the first of 10 columns numbers the tokens; say which to read, .*tags: 3}$"
+    with pytest.raises(UserError, match=message):
+        opened(tmp_path, "t.conllu", CONLLU)
+
+
 def test_conll(tmp_path: Path) -> None:
     table = opened(tmp_path, "t.conll", CONLL)
     assert rows(table) == [
