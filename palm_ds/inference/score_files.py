@@ -153,7 +153,7 @@ def matched(entries: Sequence[StoredPrediction], gold: Table, path: str) -> list
     no prediction or two, or a prediction no row."""
     keys = _keys(entries, gold, path)
     ids = [str(value) for value in gold.column("id")] if "id" in gold.columns else []
-    place_of = {name: i for i, name in enumerate(ids)} if keys == "id" else {}
+    place_of = _places(ids, gold) if keys == "id" else {}
     stored: dict[int, StoredPrediction] = {}
     for order, entry in enumerate(entries):
         row = order if keys == "order" else _row(entry, place_of, keys)
@@ -171,6 +171,18 @@ def matched(entries: Sequence[StoredPrediction], gold: Table, path: str) -> list
             f"({counted(len(stored), 'prediction')}, {counted(len(gold), 'row')})"
         )
     return [stored[row] for row in range(len(gold))]
+
+
+def _places(ids: Sequence[str], gold: Table) -> dict[str, int]:
+    """{id: row}. Raises UserError for an id of two rows."""
+    places: dict[str, int] = {}
+    for row, name in enumerate(ids):
+        if places.setdefault(name, row) != row:
+            raise UserError(
+                f"{gold.where(row)}: has the id {name!r} of {gold.where(places[name])}, but "
+                "predictions by id need different ones; `index` (rows from 0) does without"
+            )
+    return places
 
 
 def _keys(entries: Sequence[StoredPrediction], gold: Table, path: str) -> str:

@@ -309,6 +309,7 @@ def test_mistakes_are_one_line(model, run: Path, tables: Path, tmp_path: Path) -
         r"device: 'cuda:77': cannot be used here": lambda: palm.load(run, device="cuda:77"),
         r"device: 'gpu': not a device": lambda: backbone(TEXTS, device="gpu"),
         r"rows: pairs, but mood reads one text, text_a": lambda: model([("w1", "w2")], task="mood"),
+        r"^rows: pairs, but mood": lambda: model.evaluate([("w1", "w2", "no")], task="mood"),
         r"has no weights yet": lambda: pushing.save_pretrained(tmp_path / "x"),
     }
     for message, do in wrong.items():

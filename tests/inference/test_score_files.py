@@ -253,6 +253,15 @@ def test_probabilities_are_scored_if_the_order_of_their_classes_is_known(
     assert score(tmp_path, right, written, labels=["pos", "neg"], **asked)["recall_at_precision"]
 
 
+def test_ids_of_several_rows_match_no_prediction(tmp_path) -> None:
+    rows = [{"id": i, "text_a": "x", "label": label} for i, label in zip((1, 2, 1), "aba", strict=True)]
+    right = write(tmp_path / "gold.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    message = r"gold.jsonl:3: has the id '1' of .*gold.jsonl:1, but predictions by id need different"
+    with pytest.raises(UserError, match=message):
+        score(tmp_path, right, "id,prediction\n1,a\n2,b\n1,a\n", kind="classification")
+    assert score(tmp_path, right, "a\nb\na\n", kind="classification")["accuracy"] == 1
+
+
 def test_predictions_of_another_task(tmp_path) -> None:
     with pytest.raises(UserError, match="predicted are x, y, the labels are a, b, c$"):
         score(tmp_path, gold(tmp_path), "x\ny\n" * 3, kind="classification")

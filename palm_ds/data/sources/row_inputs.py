@@ -50,7 +50,8 @@ Listed: TypeAlias = str | list[str] | tuple[Mapping[str, Any], ...]
 
 
 class Pairs(tuple[Mapping[str, Any], ...]):
-    """Rows that were given as pairs of texts: a task that reads one would lose the other."""
+    """Rows that were given as pairs of texts, with labels or without: a task that reads one would
+    lose the other."""
 
 
 DEV_SPLITS = ("validation", "dev", "valid", "test")
@@ -171,7 +172,9 @@ def _rows(given: tuple[Any, ...], name: str, tuple_roles: Sequence[str]) -> List
         return tuple({"text_a": str(value)} for value in given)
     if kinds[0] == "pair" and tuple(tuple_roles) == TUPLE_ROLES:
         return Pairs({"text_a": str(one), "text_b": str(other)} for one, other in given)
-    return tuple(_by_role(value, f"{name}[{i}]", tuple_roles) for i, value in enumerate(given))
+    rows = (_by_role(value, f"{name}[{i}]", tuple_roles) for i, value in enumerate(given))
+    pairs = tuple(tuple_roles) == TUPLE_ROLES and any(len(value) == 3 for value in given)
+    return Pairs(rows) if pairs else tuple(rows)
 
 
 def _by_role(given: Sequence[Any], where: str, roles: Sequence[str]) -> dict[str, Any]:
