@@ -89,7 +89,9 @@ def scores_of(
         log.warning("%s: not scored: %s without a label", name, counted(left_out, "row"))
     task.check(replace(source, numbers=source.numbers[scored]), labeled=True)
     made = _pass(predictor, each, source, processes, whole=True)[name]
-    predictions = {row: made[row] for row in scored.tolist() if made[row]}  # {}: cannot be predicted
+    predictions = {
+        row: made[row] for row in scored.tolist() if made[row]
+    }  # {}: cannot be predicted
     if not predictions:
         return {}
     own = _own_metrics(predictor, name)

@@ -172,8 +172,8 @@ CASES: list[Case] = [
         "t.csv",
         b"tokens,tags\n\"['EU', 'won']\",\"['B-ORG', 'O']\"\n",
         {},
-        r""":2: tokens is "\['EU', 'won'\]", a list as Python prints it; write JSON \(json.dumps\): """
-        r"""\["a", "b"\]$""",
+        r""":2: tokens is "\['EU', 'won'\]", a list as Python prints it; write JSON """
+        r"""\(json.dumps\): \["a", "b"\]$""",
     ),
     (
         "tokens of Prodigy",

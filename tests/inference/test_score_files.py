@@ -254,9 +254,13 @@ def test_probabilities_are_scored_if_the_order_of_their_classes_is_known(
 
 
 def test_ids_of_several_rows_match_no_prediction(tmp_path) -> None:
-    rows = [{"id": i, "text_a": "x", "label": label} for i, label in zip((1, 2, 1), "aba", strict=True)]
+    rows = [
+        {"id": i, "text_a": "x", "label": label} for i, label in zip((1, 2, 1), "aba", strict=True)
+    ]
     right = write(tmp_path / "gold.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    message = r"gold.jsonl:3: has the id '1' of .*gold.jsonl:1, but predictions by id need different"
+    message = (
+        r"gold.jsonl:3: has the id '1' of .*gold.jsonl:1, but predictions by id need different"
+    )
     with pytest.raises(UserError, match=message):
         score(tmp_path, right, "id,prediction\n1,a\n2,b\n1,a\n", kind="classification")
     assert score(tmp_path, right, "a\nb\na\n", kind="classification")["accuracy"] == 1

@@ -70,7 +70,9 @@ def test_lists_in_cells_are_json(tmp_path: Path) -> None:
     assert task.labels == ("arts", "law", "sport, x")
     assert task.targets(opened(file)).tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
     file.write_text("text_a\tlabel\ngood\t['sport', 'arts']\n")
-    message = r"train.tsv:2: label is \"\['sport', 'arts'\]\", a list as Python prints it; write JSON"
+    message = (
+        r"train.tsv:2: label is \"\['sport', 'arts'\]\", a list as Python prints it; write JSON"
+    )
     with pytest.raises(UserError, match=message):
         task.check(opened(file), labeled=True)
 

@@ -327,7 +327,7 @@ def _is_place(value: object) -> bool:
 def _span(value: object) -> tuple[Any, Any, str]:
     """A span as annotation tools write it: as an object, or as [start, end, type]."""
     if isinstance(value, list) and len(value) == 3:
-        value = dict(zip(("start", "end", "type"), value, strict=True))
+        return value[0], value[1], label_text(value[2], "type")
     if not isinstance(value, Mapping):
         raise BadRecordError(f"a span is {type_name(value)}, not an object")
     inner = value.get("valueSpan")

@@ -81,7 +81,8 @@ def test_cells_get_names() -> None:
         (b'"a\n', True, "^not CSV: unexpected end"),
         (b"sep=,\n", True, "^`sep=,` tells Excel the separator; remove this line$"),
         (b'"sep=;"\n', True, 'remove this line; if ";" separates .* read: {delimiter: ";"}$'),
-        (b"sep=\t\n", False, r'remove this line; if "\\t" separates'),
+        (b"sep=\t\n", True, r'remove this line; if "\\t" separates'),
+        (b"sep=\t\n", False, r"^`sep=\t` tells Excel the separator; remove this line$"),
     ],
 )
 def test_names_of_columns_are_checked(line: bytes, csv: bool, reason: str) -> None:
