@@ -17,7 +17,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -170,7 +170,7 @@ def read_predictions(path: Path, main: str = "") -> Iterator[StoredPrediction]:
             yield StoredPrediction(place=f"{path}, {key!r}", key=key, values={"text": text})
     elif text.lstrip()[0] in "{[" and _is_json(text.split("\n", 1)[0]):
         yield from _json_lines(path, text)
-    elif main == "tags" and not re.match(r"(index|id)[\t,]prediction\s", text):
+    elif main == "tags" and not re.match(r"(index|id)[\t,;]prediction\s", text):
         yield from conll_column(path, -1)
     else:
         yield from _cells(path, text)
@@ -218,21 +218,22 @@ _ROW = ("index", "id")
 
 
 def _cells(path: Path, text: str) -> Iterator[StoredPrediction]:
-    """Columns that a header names, separated by tabs or commas; or a prediction on each line."""
+    """Columns that a header names, separated by tabs, commas or semicolons; or a prediction on each
+    line."""
     lines = text.removesuffix("\n").split("\n")
-    tabs, commas = (
-        [name.strip().strip('"').lower() for name in lines[0].split(separator)]
-        for separator in ("\t", ",")
-    )
-    if len(tabs) > 1:
-        yield from _table(path, tabs, tsv_rows)
-    elif len(commas) > 1 and {"prediction", *_ROW} & {*commas}:
-        yield from _table(path, commas, csv_rows)
-    else:
-        for number, line in enumerate(lines, 1):
-            if number > 1 or tabs != ["prediction"]:
-                place, values = f"{path}:{number}", {CELL: line.strip()}
-                yield StoredPrediction(place=place, values=values)
+    for separator, read in (
+        ("\t", tsv_rows),
+        (",", csv_rows),
+        (";", partial(csv_rows, delimiter=";")),
+    ):
+        names = [name.strip().strip('"').lower() for name in lines[0].split(separator)]
+        if len(names) > 1 and (separator == "\t" or {"prediction", *_ROW} & {*names}):
+            yield from _table(path, names, read)
+            return
+    titled = lines[0].strip().strip('"').lower() == "prediction"
+    for number, line in enumerate(lines, 1):
+        if number > 1 or not titled:
+            yield StoredPrediction(place=f"{path}:{number}", values={CELL: line.strip()})
 
 
 def _table(

@@ -69,12 +69,22 @@ def score(folder: Path, right: str, predictions: Any, **rules: Any) -> dict[str,
         "index\tprediction\n" + "".join(f"{i}\t{x}\n" for i, x in enumerate(FOUND)),
         "index,prediction\r\n" + "".join(f'{i},"{x}"\r\n' for i, x in enumerate(FOUND)),
         '\ufeff"Id","Prediction"\n' + "".join(f"r{i},{x}\n" for i, x in enumerate(FOUND)),
+        "id;prediction\n" + "".join(f"r{i};{x}\n" for i, x in enumerate(FOUND)),
         "prediction\tid\n" + "".join(f"{x}\tr{i}\n" for i, x in enumerate(FOUND)),
         "prediction\n" + "".join(f"{x}\n" for x in FOUND),
         "\r\n".join(FOUND),
     ],
     ids=[
-        *("lines", "lines in another order", "table", "commas", "ids", "ids after", "with a name"),
+        *(
+            "lines",
+            "lines in another order",
+            "table",
+            "commas",
+            "ids",
+            "semicolons",
+            "ids after",
+            "with a name",
+        ),
         "column",
     ],
 )
@@ -150,7 +160,10 @@ def test_tags_in_two_files_or_in_two_columns(tmp_path) -> None:
     conll = "a\tB-X\nb\tI-X\nc\tO\n\nd\tO\ne\tB-Y\n"
     right = write(tmp_path / "gold.conll", conll)
     tags = [["B-X", "I-X", "O"], ["B-Y", "B-Y"]]
-    for written in (lines("tags", tags), "a B-X\nb I-X\nc O\n\nd B-Y\ne B-Y\n"):
+    cells = "index;prediction\n" + "".join(f"{i};{json.dumps(x)}\n" for i, x in enumerate(tags))
+    cells = cells.replace('"', '""').replace(";[", ';"[').replace("]\n", ']"\n')
+    table = "index,prediction\n0,B-X I-X O\n1,B-Y B-Y\n"
+    for written in (lines("tags", tags), "a B-X\nb I-X\nc O\n\nd B-Y\ne B-Y\n", table, cells):
         found = score(tmp_path, right, written, kind="tagging")
         assert (found["precision"], found["recall"]) == (pytest.approx(2 / 3), 1.0)
         assert found["accuracy"] == 0.8
@@ -159,6 +172,10 @@ def test_tags_in_two_files_or_in_two_columns(tmp_path) -> None:
     scored = score_files([file], file, ScoringOptions(kind="tagging"), TableSettings())
     assert scored.metrics == found
     assert scored.record()["report"]["classes"]["X"]["f1"] == 1.0
+    with pytest.raises(
+        UserError, match=r'predictions:2: tags: tag 2: "B_Y" is not a tag; expected'
+    ):
+        score(tmp_path, right, lines("tags", [tags[0], ["B-Y", "B_Y"]]), kind="tagging")
     plain = score(tmp_path, right, lines("tags", tags), kind="tagging", scheme="none")
     assert plain == {"accuracy": 0.8}
 

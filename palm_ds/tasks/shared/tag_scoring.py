@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from palm_ds.common.errors import UserError
+from palm_ds.data.reader.cell_values import json_list
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.interfaces import StoredPrediction
 from palm_ds.tasks.metrics.chunks import chunk_scores
@@ -112,6 +113,7 @@ class TagScoring(TagsTask):
     def prepared(
         self, source: TableSource, predictions: Sequence[StoredPrediction]
     ) -> tuple[Self, dict[int, dict[str, Any]]]:
+        made: dict[int, dict[str, Any]]
         if self.labeled_by(source) == SPANS:
             made = {
                 item: {"spans": stored_spans(prediction)}
@@ -124,6 +126,8 @@ class TagScoring(TagsTask):
             }
         task = self.for_scoring(source, made)
         task.check_labels(source)
+        for item, found in made.items():
+            _check_stored(found.get("tags", ()), task.written, predictions[item].place)
         known = task._known(made, source)
         for item, tags in known.items():
             count = len(made[item].get("tags", tags))
@@ -142,12 +146,21 @@ class TagScoring(TagsTask):
 
 
 def stored_tags(stored: StoredPrediction) -> list[str]:
-    """The tags of a prediction, given as a list or as a text separated by spaces."""
+    """The tags of a prediction: a list, also as JSON in a text, or a text separated by spaces."""
     tags = stored.value("tags")
-    tags = tags.split() if isinstance(tags, str) else tags
+    if isinstance(tags, str):
+        tags = tags.split() if (listed := json_list(tags)) is None else listed
     if not isinstance(tags, list):
         raise UserError(f"{stored.place}: tags: expected a list of tags, got {json.dumps(tags)}")
     return [str(tag) for tag in tags]
+
+
+def _check_stored(tags: Sequence[str], scheme: str, place: str) -> None:
+    """Raises UserError with the place if one of the tags is none, unless tags are not chunks."""
+    try:
+        tag_schemes.check_tags(tags if scheme != tag_schemes.NONE else (), "")
+    except UserError as error:
+        raise UserError(f"{place}: tags: {error}") from None
 
 
 def stored_probs(stored: StoredPrediction) -> list[float]:
