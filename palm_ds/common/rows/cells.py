@@ -104,7 +104,9 @@ def column_names(row: CellRow) -> list[str]:
         raise BadRecordError("its lines end with CR alone; only a line feed ends a line")
     if excel := re.fullmatch(r'"?sep=(.)"?', row.source.decode()):
         advice = other_separator([excel[1]]) if len(row.cells) == 1 else ""
-        raise BadRecordError(f"`sep={excel[1]}` tells Excel the separator; remove this line{advice}")
+        raise BadRecordError(
+            f"`sep={excel[1]}` tells Excel the separator; remove this line{advice}"
+        )
     names = [name.strip() for name in row.cells]
     if (unnamed := names.count("")) > 1:
         raise BadRecordError(
