@@ -125,10 +125,7 @@ def _line_of(error: OSError) -> tuple[str, int] | None:
     why, temporary = error.strerror or "", error.errno in (*FULL_DISK, *SERVER_AWAY)
     if why.startswith(_NO_TEMPORARY_FOLDER):
         return f"{why}: each is full or cannot be written; name another in TMPDIR", FAILED
-    if error.filename is None:  # of writing to an open file
-        where = "the disk of the output, or of temporary files (TMPDIR)"
-        return (f"{why}: {where}", FAILED) if error.errno in FULL_DISK else None
-    if temporary or error.errno in _OF_THE_SYSTEM:
+    if error.filename is not None and (temporary or error.errno in _OF_THE_SYSTEM):
         return f"{os.fsdecode(error.filename)}: {why}", FAILED if temporary else MISTAKE
     return None
 

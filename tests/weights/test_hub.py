@@ -213,7 +213,7 @@ def test_the_command(run: Path, server, capsys, tmp_path: Path, monkeypatch) -> 
     (tmp_path / "token").write_text(f"{server.token}\n")
     assert main(["push", str(run), NAME, "--dry_run"]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert set(said[:-1]) == FILES and said[-1].endswith("MB; nothing was pushed")
+    assert set(said[:-1]) == FILES and said[-1].endswith("KB; nothing was pushed")
     with pytest.raises(SystemExit):
         main(["push", str(run), "a/b/c", "--dry_run"])
     assert "a/b/c: expected ORG/NAME" in capsys.readouterr().err
