@@ -220,7 +220,7 @@ def test_the_command(run: Path, server, capsys, tmp_path: Path, monkeypatch) -> 
     assert not server.asked
     words = ["push", str(run), NAME, "--token_file", str(tmp_path / "token")]
     assert main(words) == 0
-    assert capsys.readouterr().out.splitlines()[-1].endswith(f"MB: {server.url}/{NAME}")
+    assert capsys.readouterr().out.splitlines()[-1].endswith(f"KB: {server.url}/{NAME}")
     (tmp_path / "token").write_text("two words\n")
     with pytest.raises(SystemExit):
         main(words)
