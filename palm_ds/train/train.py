@@ -29,7 +29,7 @@ from palm_ds.runtime.optimizer.param_groups import Selection
 from palm_ds.runtime.processes.processes import Processes, check_supported
 from palm_ds.runtime.processes.run_lock import RunLock
 from palm_ds.runtime.processes.signals import StopFlag, stop_signals
-from palm_ds.runtime.zero.swap_folder import check_swap_room, prepare_swapping
+from palm_ds.runtime.zero.swap_folder import check_swap_room
 from palm_ds.train.evaluate.evaluate import HeldOutSet, TaskScore, evaluate
 from palm_ds.train.export import (
     GENERATOR,
@@ -68,6 +68,7 @@ from palm_ds.train.setup.run_folder import (
     check_folder,
     lock_folder,
     overview,
+    prepare_swap_folder,
     record_changes,
     wait_for_swap_room,
     write_folder_together,
@@ -282,7 +283,7 @@ def setup_run(
 ) -> TrainingRun | None:
     """Open, check and build a run; returns None after a dry run. The log goes to `console`
     (default: the terminal, with a live display). `data`: the recipe's data if they are open."""
-    _check_first(run)
+    _check_first(run, dry_run=dry_run)
     processes = start(run.ds_config)  # before anything that takes its time
     if not plan_for:  # a plan is for other machines, of whose devices and disks nobody knows here
         check_supported(run.ds_config, processes.device)
@@ -331,7 +332,7 @@ def _open_run(
         model=parts.model,
         stream=parts.stream,
         validation=parts.validation,
-        log=_open_log(parts, engine, first, console, evaluated=evaluated == first),
+        log=_open_log(parts, engine, first, console),
         signature=parts.signature,
         on_event=event_handler or (lambda name, facts: None),
         best=parts.best,
@@ -361,7 +362,7 @@ def _starting_point(parts: _Parts) -> StartingPoint:
     return start
 
 
-def _check_first(run: RunSpec) -> None:
+def _check_first(run: RunSpec, *, dry_run: bool) -> None:
     """Check user-defined code and missing packages, before any data is opened."""
     check_export(run.recipe)
     optimizer_class(run.recipe.optimizer, zero_stage=run.ds_config.stage)
@@ -370,7 +371,7 @@ def _check_first(run: RunSpec) -> None:
             "lora.dora: needs whole matrices for their norms, which ZeRO 3 does not keep; use ZeRO "
             "0 to 2"
         )
-    prepare_swapping(run.ds_config)
+    prepare_swap_folder(run, dry_run=dry_run)
     partial = [n for n, task in run.recipe.built_tasks.items() if task.attends_partially]
     check_custom_encoder(run.recipe.backbone_config, partial)
     _ = run.recipe.own_metrics  # checks itself
@@ -475,16 +476,14 @@ def _check_best(parts: _Parts, engine: Engine) -> None:
         check(len(held_out.rows))
 
 
-def _open_log(
-    parts: _Parts, engine: Engine, step: int, console: Console | None, *, evaluated: bool
-) -> RunLog | None:
+def _open_log(parts: _Parts, engine: Engine, step: int, console: Console | None) -> RunLog | None:
     """Rank 0's log; the other files of the run folder are written with it. Collective."""
     run = parts.run
     write_folder_together(run, engine, parts.data)
     if engine.rank:
         return None
     tasks, steps = list(run.recipe.tasks), run.recipe.curriculum.steps
-    more = {"track": run.recipe.track, "config": run.recipe.resolved(), "evaluated": evaluated}
+    more = {"track": run.recipe.track, "config": run.recipe.resolved()}
     run_log = RunLog(run.folder, tasks, total_steps=steps, start=step, console=console, **more)
     if step:
         run_log.event("resume", f"resumes from step {step}", step=step)

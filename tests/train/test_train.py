@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +26,12 @@ from palm_ds.train.export import FinalWeights, export, exported_tokenizer
 from palm_ds.train.recipe.recipe import Recipe, make_recipe
 from palm_ds.train.setup import run_folder
 from palm_ds.train.setup.build import build_model
-from palm_ds.train.setup.run_folder import RunSpec, lock_folder, wait_for_swap_room
+from palm_ds.train.setup.run_folder import (
+    RunSpec,
+    lock_folder,
+    prepare_swap_folder,
+    wait_for_swap_room,
+)
 from palm_ds.train.setup.sources import open_data
 from palm_ds.train.train import TrainingRun, train
 from palm_ds.weights.formats.weights_info import INFO, read_info
@@ -259,6 +266,39 @@ def test_too_small_a_disk_for_the_optimizer_is_no_mistake_of_a_run_that_started_
     monkeypatch.setattr(swap_folder, "swap_bytes", lambda values: 0)
     monkeypatch.setattr(swap_folder, "_lockable_bytes", lambda: float("inf"))
     wait_for_swap_room(run, model, alone)
+
+
+def test_a_run_whose_optimizer_files_have_a_read_only_disk_now_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restart ended with the exit code of a mistake."""
+    monkeypatch.setattr(run_folder, "PATIENCE_SECONDS", 0.02)
+    monkeypatch.setattr(swap_folder, "_check_async_io", lambda where: None)
+    offload = {"device": "nvme", "nvme_path": str(tmp_path)}
+    how = make_ds_config({"zero_optimization": {"stage": 3, "offload_optimizer": offload}})
+    run = RunSpec(recipe=cast(Any, None), ds_config=how, folder=tmp_path / "run")
+    opens, refused, usual = [0], [99], os.open
+
+    def open_file(path: Any, *how: Any) -> int:
+        if not str(path).endswith(".probe"):
+            return usual(path, *how)
+        opens[0] += 1
+        if opens[0] <= refused[0]:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+        return usual(os.devnull, os.O_RDONLY)
+
+    monkeypatch.setattr(os, "open", open_file)
+    monkeypatch.setattr(swap_folder, "check_locks", lambda probe, where: None)
+    text = "nvme_path: .*: cannot be written: Read-only file system"
+    with pytest.raises(UserError, match=f"{text}$"):
+        prepare_swap_folder(run, dry_run=False)
+    (run.checkpoints / checkpoint.folder_name(2)).mkdir(parents=True)
+    with pytest.raises(UserError, match=f"{text}$"):
+        prepare_swap_folder(run, dry_run=True)
+    with pytest.raises(TemporaryError, match=f"{text}; the same command tries again"):
+        prepare_swap_folder(run, dry_run=False)
+    refused[0] = opens[0] + 1
+    prepare_swap_folder(run, dry_run=False)
 
 
 FULL, REFUSED = "x: No space left on device", "x: Permission denied"

@@ -22,7 +22,6 @@ from palm_ds.runtime.checkpoint.full_disk import may_pass
 from palm_ds.runtime.device.torch_settings import collecting_between
 from palm_ds.runtime.processes.processes import StopRequestedError
 from palm_ds.runtime.processes.signals import StopFlag
-from palm_ds.runtime.step.gradient_accumulation import StepResult
 from palm_ds.train.evaluate.evaluate import HeldOutSet, TaskScore, evaluate, evaluate_sets
 from palm_ds.train.export import write_best
 from palm_ds.train.loop.early_stopping import BestTracker
@@ -152,9 +151,10 @@ class Loop:
         self.on_event("step", {"step": step + 1, "result": result, "lr": lr})
         if result.checkpoint_written:
             self.untimed(partial(self.saver.finish, step + 1))
-        if logs := self._log_due(step, result):
-            self._log_step(at, lr)
         last = step + 1 == self.recipe.curriculum.steps
+        if logs := last or result.stop or (step + 1) % self.recipe.log.every == 0:
+            self._log_step(at, lr)
+        last = last or (result.stop and self._end_if_requested(step + 1))
         saves = self.saver.due(step + 1) or result.stop
         if (logs or saves) and not self.recovery.check(step, last=last, saves=saves):
             return errors.NONFINITE
@@ -178,21 +178,24 @@ class Loop:
         try:
             self.untimed(partial(self._evaluate_if_due, done))
         except StopRequestedError:  # resumed, the run evaluates before its first step
-            good = self.recovery.check(done - 1, saves=True)
+            good = self.recovery.check(done - 1, saves=True, last=self._end_if_requested(done))
             return self._stopped(done) if good else errors.NONFINITE
-        ends = self.end_requested and done < self.recipe.curriculum.steps
-        if not (self.best.should_stop or ends):
+        if not (self.best.should_stop or self._end_if_requested(done)):
             if self.saver.due(done):
                 self.untimed(partial(self._save, done))
             return None
-        if not self.best.should_stop:
-            self._event("ended", f"ended after step {done}, as requested")
-            self.ended_at = done
         if not self.recovery.check(done - 1, last=True):  # before ruined weights are saved
             return errors.NONFINITE
         self._save(done, ends=True)
         self.done = True
         return None
+
+    def _end_if_requested(self, done: int) -> bool:
+        """Whether the run ends after `done` steps, before its plan does."""
+        if self.end_requested and done < self.recipe.curriculum.steps:
+            self._event("ended", f"ended after step {done}, as requested")
+            self.ended_at = done
+        return self.ended_at > 0
 
     def untimed(self, work: Callable[[], None]) -> None:
         """Do what is not training time."""
@@ -210,10 +213,6 @@ class Loop:
         due = self.recipe.stage_plan.evaluates_after(done, self.recipe.evaluate.every)
         due = due or (self.recipe.evaluate.passes and self.passes.end_at(done))
         return due and not self.validation.is_empty
-
-    def _log_due(self, step: int, result: StepResult) -> bool:
-        last = step + 1 == self.recipe.curriculum.steps
-        return (step + 1) % self.recipe.log.every == 0 or last or result.stop
 
     def _log_step(self, at: StepInfo, lr: float) -> None:
         """Log the steps since the last logged one."""

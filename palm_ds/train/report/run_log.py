@@ -47,20 +47,18 @@ class RunLog:
         *,
         total_steps: int,
         start: int = 0,
-        evaluated: bool = True,
         console: Console | None = None,
         track: TrackSettings | None = None,
         config: Mapping[str, Any] | None = None,
     ):
-        """`evaluated`: whether the weights of `start` need no evaluation any more.
-        `track`: the experiment trackers to report to, and `config`, the resolved recipe, for
+        """`track`: the experiment trackers to report to, and `config`, the resolved recipe, for
         them."""
         self._tasks, self._total, self._first = tuple(tasks), total_steps, start
         self._step = start
         self._console = console or _console()
         path = Path(folder) / FILE
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._before = truncate_after(path, start, evaluated=evaluated)
+        self._before = truncate_after(path, start)
         self._file = AppendFile(path, self._show)
         self._began = time.monotonic()
         self._board = open_board(Path(folder) / "tensorboard", start, self._show)
@@ -118,6 +116,8 @@ class RunLog:
         """Log the held-out scores of every task, as recorded by `TaskScore.record`; those of the
         tasks that have `started` are shown."""
         values = {"step": step, "stage": stage, "started": list(started), "scores": scores}
+        if step and step == self._first:  # made again, as no checkpoint has it
+            truncate_after(self._file.path, step, evaluated=False)
         self._write("evaluation", values)
         self._held_out = {
             title: score for title, score in scores.items() if task_of(title) in started

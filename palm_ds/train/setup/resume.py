@@ -148,7 +148,7 @@ def _start_heads(recipe: Recipe, model: Model, own: Collection[str]) -> None:
             )
         try:
             contents = open_model(path)
-            for note in contents.all_notes:
+            for note in contents.all_notes if path != recipe.init_from else ():
                 log.info("tasks.%s.generator: %s", name, note)
             log.info("%s", load_generator(contents, model, name))
         except UserError as error:

@@ -39,10 +39,10 @@ from palm_ds.runtime.checkpoint import checkpoint
 from palm_ds.runtime.checkpoint.full_disk import PATIENCE_SECONDS, at_rank0, error_of, retried
 from palm_ds.runtime.deepspeed.ds_config import DSConfig
 from palm_ds.runtime.processes import launch_env
-from palm_ds.runtime.processes.process_group import ProcessGroup
+from palm_ds.runtime.processes.process_group import SINGLE_PROCESS, ProcessGroup
 from palm_ds.runtime.processes.processes import Processes
 from palm_ds.runtime.processes.run_lock import RunLock, lock_run_folder
-from palm_ds.runtime.zero.swap_folder import check_swap_room
+from palm_ds.runtime.zero.swap_folder import check_swap_room, prepare_swapping
 from palm_ds.train.recipe.recipe import CHANGEABLE, NOT_LEARNED, Recipe, make_recipe
 from palm_ds.train.report.environment import environment
 from palm_ds.train.setup.build import AnyStream, build_stream
@@ -198,29 +198,34 @@ def corpus_fingerprint(corpus: Corpus) -> str:
 def lock_folder(run: RunSpec, group: ProcessGroup) -> RunLock:
     """`lock_run_folder`, once the disk has room. Collective."""
     locks: list[RunLock] = []
-
-    def attempt() -> str:
-        try:
-            locks.append(lock_run_folder(run.folder, group=group))
-        except UserError as error:
-            return str(error)
-        return ""
-
-    _until_written(attempt, run, group)
+    lock = partial(lock_run_folder, run.folder, group=group)
+    _until_written(lambda: _problem_of(lambda: locks.append(lock())), run, group)
     return locks[0]
+
+
+def prepare_swap_folder(run: RunSpec, *, dry_run: bool) -> None:
+    """`prepare_swapping`, once the disk of a run with checkpoints can be written; one that begins
+    there is refused as a mistake."""
+    prepare = partial(prepare_swapping, run.ds_config)
+    if checkpoint.steps_in(run.checkpoints) and not dry_run:
+        _until_written(partial(_problem_of, prepare), run, SINGLE_PROCESS)
+    else:
+        prepare()
 
 
 def wait_for_swap_room(run: RunSpec, model: Model, processes: Processes) -> None:
     """`check_swap_room`, once the disk of the optimizer's files has room. Collective."""
+    check = partial(check_swap_room, run.ds_config, model, processes)
+    _until_written(partial(_problem_of, check), run, processes)
 
-    def attempt() -> str:
-        try:
-            check_swap_room(run.ds_config, model, processes)
-        except UserError as error:
-            return str(error)
-        return ""
 
-    _until_written(attempt, run, processes)
+def _problem_of(check: Callable[[], None]) -> str:
+    """The message of the UserError that it raises, or nothing."""
+    try:
+        check()
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def write_folder_together(run: RunSpec, engine: Engine, data: Data) -> None:

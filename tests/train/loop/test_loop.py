@@ -279,6 +279,62 @@ def test_a_stop_abandons_an_evaluation_which_the_resumed_run_makes_again(
         assert one == other
 
 
+@pytest.mark.parametrize("in_evaluation", [True, False])
+def test_a_run_that_is_stopped_after_the_step_that_is_to_end_it_trains_no_further(
+    tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_evaluation: bool
+) -> None:
+    """Resumed, it went on to the end of its plan."""
+    settings = {"evaluate_every": 2, "batch": 4}
+    for name in ("whole", "stopped"):
+        made = trainer(tables, tmp_path / name, settings)
+
+        def end(event: object, made: palm.Trainer = made, name: str = name) -> None:
+            asks = name == "stopped" and isinstance(event, palm.event.BeginIteration)
+            if asks and event.batch_id == 1 and not in_evaluation:
+                os.kill(os.getpid(), signal.SIGTERM)
+            if isinstance(event, palm.event.EndIteration) and event.batch_id == 1:
+                made.stop_training()
+
+        with monkeypatch.context() as patch:
+            if name == "whole":
+                made.train(end)
+                continue
+            if in_evaluation:
+                signal_in(patch, 1)
+            with pytest.raises(SystemExit):
+                made.train(end)
+    for _ in range(2):  # as it is resumed, and once more
+        again = trainer(tables, tmp_path / "stopped", settings)
+        again.train()
+        assert again.cur_train_step == 2
+    one, other = (read_metrics(tmp_path / name / FILE) for name in ("whole", "stopped"))
+    scores = [[(x["step"], x["scores"]) for x in each.evaluations] for each in (one, other)]
+    assert scores[0] == scores[1] and [step for step, _ in scores[0]] == [2]
+    assert events_in(tmp_path / "whole")["ended"] == events_in(tmp_path / "stopped")["ended"]
+    one, other = (tmp_path / name / "weights" / WEIGHTS for name in ("whole", "stopped"))
+    assert one.read_bytes() == other.read_bytes()
+
+
+def test_an_evaluation_stays_in_the_log_if_a_resumed_run_measures_otherwise_and_later(
+    tables: Path, tmp_path: Path
+) -> None:
+    """That of the checkpoint's step was removed, but not made again."""
+    run = tmp_path / "run"
+
+    def crash(event: object) -> None:
+        if isinstance(event, palm.event.BeginIteration) and event.batch_id == 4:
+            raise InterruptedError
+
+    settings = {"evaluate_every": 2, "save_every": 4, "best": "mean"}
+    made = trainer(tables, run, settings)
+    with pytest.raises(InterruptedError):
+        made.train(crash)
+    made.close()
+    trainer(tables, run, {**settings, "evaluate_every": 3, "best": "classification.loss"}).train()
+    assert "best forgotten" in events_in(run)
+    assert [each["step"] for each in read_metrics(run / FILE).evaluations] == [2, 4, 6, 8]
+
+
 @pytest.mark.parametrize(
     ("lose", "why"),
     [
