@@ -59,8 +59,10 @@ def format_of(path: Path) -> Format:
 def _model_inside(folder: Path) -> Path | None:
     """The first folder in this one that a format recognizes, such as a run in `runs`."""
     children = sorted(folder.iterdir())[:100] if folder.is_dir() else []
-    models = (path for path in children if any(known.recognizes(path) for known in FORMATS))
-    return next((path for path in models if path.is_dir()), None)
+    for child in filter(Path.is_dir, children):
+        if any(known.recognizes(at) for at in (child, child / "weights") for known in FORMATS):
+            return child
+    return None
 
 
 def check_options(format_: Format, options: Mapping[str, Any], path: Path) -> dict[str, Any]:

@@ -50,6 +50,7 @@ ADAPTER = {"peft_type": "LORA", "base_model_name_or_path": "bert-base-cased\x1b[
             {"mine/config.json": BERT, "mine/model.safetensors": "", "notes/a.txt": ""},
             r"not a checkpoint of a known format; did you mean .*mine\"",
         ),
+        ({"mine/weights/weights.json": {}}, r"a known format; did you mean .*mine\"\?"),
         (
             {"manifest.json": {}, "dataset_info.json": {}},
             "a corpus, not a model; `palm-ds corpus inspect` shows it",
@@ -59,7 +60,7 @@ ADAPTER = {"peft_type": "LORA", "base_model_name_or_path": "bert-base-cased\x1b[
 )
 def test_a_folder_of_another_library(files: dict, message: str, tmp_path: Path) -> None:
     for name, content in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(json.dumps(content) if isinstance(content, dict) else content)
     with pytest.raises(UserError, match=message) as caught:
         open_checkpoint(tmp_path)
