@@ -37,8 +37,10 @@ class TrainingSession:
         self.definition = definition
         self.scores: Metrics = {}
         """Of the last evaluation during training: {task: {metric: value}}."""
-        self.step = 0
-        """Completed steps."""
+        self.opened_at = 0
+        """Completed steps when the run was opened."""
+        self._events: EventDispatcher | None = None
+        """Of the steps since the run was opened."""
         self.opened: TrainingRun | None = None
         """The run while it trains."""
         self._batches: Iterator[list[Batch]] | None = None
@@ -47,6 +49,11 @@ class TrainingSession:
         self._predictor: Predictor | None = None
         self.finished = False
         self._started = self._closed = self._stops = False
+
+    @property
+    def step(self) -> int:
+        """Completed steps; also while a callback runs."""
+        return self._events.done if self._events else self.opened_at
 
     def invalidate(self) -> None:
         """Discard the recipe after a change to a task. Raises UserError once training has
@@ -62,11 +69,8 @@ class TrainingSession:
         opened = self._open()
         dispatcher = self._dispatcher(opened, handlers)
         opened.next_step, self._batches, self._by_hand = self.step, None, None
-        try:
-            with stop_signals() as flag:
-                code = opened.run_to_end(flag)
-        finally:  # a handler may fail: the next call continues from here
-            self.step = dispatcher.done
+        with stop_signals() as flag:
+            code = opened.run_to_end(flag)
         self.finished = opened.loop.done
         scores = as_metrics(opened.loop.scores) or self.scores
         self.scores = scores or stored_metrics(self.definition.folder)
@@ -104,7 +108,7 @@ class TrainingSession:
             stops=lambda: self._stops,
         )
         dispatcher.done = self.step
-        opened.loop.on_event = dispatcher
+        opened.loop.on_event = self._events = dispatcher
         return dispatcher
 
     def next_batch(self) -> list[Batch]:
@@ -129,10 +133,7 @@ class TrainingSession:
         if not self._started:
             opened.loop.begin(self.step)
         self._started = True
-        try:
-            code = opened.loop.train_step(self.step, batch)
-        finally:
-            self.step = dispatcher.done
+        code = opened.loop.train_step(self.step, batch)
         if code == errors.NONFINITE:
             raise UserError(opened.loop.recovery.reason)
         self.scores = as_metrics(opened.loop.scores) or self.scores
@@ -151,7 +152,7 @@ class TrainingSession:
             raise UserError("closed; another trainer with this folder= resumes the training")
         if self.opened is None:
             self.opened = opened = self._set_up()
-            self.step, self._predictor = opened.next_step, None
+            self.opened_at, self._events, self._predictor = opened.next_step, None, None
         return self.opened
 
     def _set_up(self) -> TrainingRun:

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from palm_ds.common.errors import UserError, suggest_path
-from palm_ds.common.messages import first_sentence
+from palm_ds.common.messages import first_sentence, only_warnings_shown
 from palm_ds.runtime.processes.launch_env import rank_of_launcher
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -119,7 +119,7 @@ def _find(text: str, files: Mapping[str, Path], what: str) -> str:
     if file is None:
         near = suggest_path(text) or _near(text, files)
         raise UserError(f"{text}: no such file, and no shipped {what} has this name{near}")
-    if rank_of_launcher() == 0:
+    if rank_of_launcher() == 0 and not only_warnings_shown():
         print(f"note: {text}: the shipped {what} of this name", file=sys.stderr, flush=True)
     return str(file)
 

@@ -86,7 +86,7 @@ def _show(contents: CheckpointContents) -> None:
     count = sum(math.prod(entry.shape) for entry in contents.entries.values())
     heads = [f"{name} ({_describe(head)})" for name, head in contents.heads.items()]
     heads += [f"{name} ({what})" for name, what in _further_heads(contents).items()]
-    numbers = {k: v for k, v in asdict(contents.config).items() if v not in ("", {})}
+    numbers = {k: v for k, v in asdict(contents.config).items() if v not in ("", {}, None)}
     lines = [
         f"{contents.format}: {len(contents.entries)} tensors, {short_number(count)} parameters",
         f"encoder: {', '.join(f'{k} {v}' for k, v in numbers.items())}",
@@ -114,13 +114,13 @@ _PARTS = {"transform.weight": "regions of images", "match.weight": "images that 
 
 
 def _further_heads(contents: CheckpointContents) -> Mapping[str, str]:
-    """{head of pretraining that nothing but palm_ds knows: what it is about}"""
+    """{head that nothing but palm_ds knows, of pretraining or a custom one: what it is about}"""
     found: dict[str, str] = {}
     for entry in contents.entries:
         first, _, rest = entry.partition(".")
         name, _, part = rest.partition(".")
-        if first == "heads" and name not in contents.heads and part in _PARTS:
-            found[name] = _PARTS[part]
+        if first == "heads" and name not in contents.heads:
+            found[name] = _PARTS.get(part, found.get(name, "for palm_ds alone"))
     return found
 
 

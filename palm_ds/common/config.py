@@ -24,7 +24,7 @@ import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
 from palm_ds.common.errors import UserError, first_line, suggest, suggest_path
-from palm_ds.common.messages import printable
+from palm_ds.common.messages import counted, printable
 
 T = TypeVar("T")
 
@@ -221,7 +221,9 @@ def differences(old: object, new: object, where: str = "") -> list[str]:
 
 def _shown(value: object) -> str:
     text = repr(value)
-    return f"{len(value)} items" if isinstance(value, list) and len(text) > 200 else text
+    if len(text) <= 200 or not isinstance(value, list | Mapping):
+        return text
+    return counted(len(value), "item" if isinstance(value, list) else "key")
 
 
 # ---- dataclasses ----

@@ -73,10 +73,10 @@ def first_sentence(text: str) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """A number of things: `1 row`, `2,000 rows`, `0 queries`, `3 processes`."""
+    """A number of things: `1 row`, `2,000 rows`, `0 queries`, `2 keys`, `3 processes`."""
     if number == 1:
         return f"1 {what}"
-    if what.endswith("y"):
+    if what.endswith("y") and not what.endswith(("ay", "ey", "oy")):
         return f"{number:,} {what[:-1]}ies"
     return f"{number:,} {what}{'es' if what.endswith('s') else 's'}"
 
@@ -159,6 +159,11 @@ def only_warnings() -> None:
     """Silences progress messages: all processes but rank 0 would only repeat them."""
     logger = logging.getLogger(LIBRARY)
     logger.setLevel(max(logger.level, logging.WARNING))
+
+
+def only_warnings_shown() -> bool:
+    """Whether `only_warnings` was called: notes are then left out too."""
+    return logging.getLogger(LIBRARY).level >= logging.WARNING
 
 
 def progress_to_stderr() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from types import FunctionType, ModuleType
 from typing import Any, TypeVar
 
-from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.errors import UserError, did_you_mean, suggest
 
 T = TypeVar("T")
 
@@ -64,7 +64,8 @@ def _attribute(name: str, where: str) -> object:
         return getattr(module, attribute)
     except AttributeError:
         elsewhere = "; it was in another script or notebook: put it in a module"
-        hint = elsewhere if module_name == "__main__" else ""
+        near = did_you_mean(attribute, vars(module))
+        hint = elsewhere if module_name == "__main__" else near
         raise UserError(f"{where}: {module_name} has no {attribute!r}{hint}") from None
 
 

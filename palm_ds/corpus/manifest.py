@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import UserError, suggest_path
 from palm_ds.common.files import sha256_of_file
 from palm_ds.common.json_files import seal_problem, write_sealed_json
 
@@ -88,7 +88,8 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def read_manifest(folder: Path) -> Manifest:
     """Reads the manifest of a corpus. Raises UserError if the folder is not a finished corpus."""
     if not folder.is_dir():
-        raise UserError(f"corpus {folder}: no such folder; create it with palm-ds prepare")
+        hint = suggest_path(folder) or "; create it with palm-ds prepare"
+        raise UserError(f"corpus {folder}: no such folder{hint}")
     file = folder / NAME
     if not file.is_file():
         raise UserError(f"corpus {folder}: no {NAME}; not a corpus, or not finished")

@@ -118,7 +118,7 @@ class Filler:
             missing = f"the word {hide!r} is not in" if hide else f"there is no {MASK} in"
             raise UserError(
                 f"{missing} {_short(text)!r}; write {MASK} for a missing word, such as "
-                f"'The capital of {MASK} is Paris.', or mask a word of the text with --hide WORD"
+                f"'The capital of {MASK} is Paris.'"
             )
         if len(at) > 1 and self.reading == "causal":
             raise UserError(

@@ -162,7 +162,8 @@ class StopAfter:
         self.steps = steps
 
     def on_step_end(self, trainer: Any, event: Any) -> None:
-        if event.batch_id + 1 == self.steps:
+        assert trainer.cur_train_step == event.batch_id + 1
+        if trainer.cur_train_step == self.steps:
             trainer.stop_training()
 
 

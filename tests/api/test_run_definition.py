@@ -52,7 +52,7 @@ def test_a_trainer_has_its_parts(tmp_path: Path) -> None:
     assert isinstance(several.session, TrainingSession)
     assert several.session.definition is several.definition
     assert several.reference == "other"
-    several.session.step = 3
+    several.session.opened_at = 3
     assert several.cur_train_step == 3
     before = several.recipe
     assert several.recipe is before is several.definition.recipe

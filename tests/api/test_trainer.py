@@ -519,7 +519,7 @@ def test_a_task_has_no_rows_or_steps_of_its_own_beside_one_that_reads_its_text(
 def test_a_batch_in_rows_has_epochs_too(tables: Path) -> None:
     made = trainer(tables, recipe={"batch": "2 rows"})
     assert made.steps - made.num_epochs < made.num_epochs * made.steps_per_epoch <= made.steps
-    made.session.step = 2 * made.steps_per_epoch
+    made.session.opened_at = 2 * made.steps_per_epoch
     assert made.cur_train_epoch == 2
 
 
@@ -529,12 +529,12 @@ def test_epochs_are_those_of_windows_and_of_passes(tables: Path) -> None:
     tags = palm.tasks.Tagging.on(train=[long] * 4)  # five windows each
     made: Any = palm.Trainer(tags, backbone=backbone(tables), **QUIET)
     assert (made.num_examples, made.steps_per_epoch, made.steps) == (4, 2, 5)
-    made.session.step = made.steps
+    made.session.opened_at = made.steps
     assert made.cur_train_epoch == made.num_epochs
     passes = classification(tables, train=endless, pass_examples=2000)
     made = palm.Trainer(passes, backbone=backbone(tables), **QUIET)
     assert (made.num_examples, made.steps_per_epoch, made.steps) == (2000, 250, 500)
-    made.session.step = 499
+    made.session.opened_at = 499
     assert made.cur_train_epoch == 1
 
 

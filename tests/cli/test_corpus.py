@@ -44,3 +44,10 @@ def test_mistakes_are_one_line(words: str, message: str, capsys) -> None:
     error = capsys.readouterr().err
     assert ended.value.code == 2 and error.count("\n") == 1
     assert error.startswith(f"error: {message}")
+
+
+def test_a_mistyped_corpus_gets_a_guess(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(SystemExit):
+        main(["corpus", "inspect", f"{tmp_path}/mien"])
+    assert f'; did you mean "{tmp_path}/mine"?\n' in capsys.readouterr().err

@@ -8,6 +8,7 @@ import pytest
 
 from palm_ds.cli import shipped
 from palm_ds.common.errors import UserError
+from palm_ds.common.messages import only_warnings, plain_messages
 
 
 def test_all_files_of_the_checkout_are_found(root: Path) -> None:
@@ -59,6 +60,14 @@ def test_one_process_of_a_launcher_names_the_shipped_file(
         monkeypatch.setenv(name, value)
     shipped.find_recipe("rte")
     assert capsys.readouterr().err == ""
+
+
+def test_quiet_leaves_the_note_out(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    with plain_messages():
+        only_warnings()
+        shipped.find_ds_config("cpu.json")
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_file_that_exists_comes_first(tmp_path: Path, monkeypatch, capsys) -> None:

@@ -213,4 +213,6 @@ def test_differences_name_every_leaf() -> None:
     assert differences(old, new) == found
     assert differences({"a": [1]}, {"a": [1, 2]}) == ["a: [1] -> [1, 2]"]
     assert differences({"a": [1] * 100}, {"a": [2] * 99}) == ["a: 100 items -> 99 items"]
+    long = {"kind": "k" * 200, "source": "s"}
+    assert differences({"tasks": {"a": long}}, {"tasks": {}}) == ["tasks.a: 2 keys -> None"]
     assert differences(new, new) == []

@@ -43,6 +43,7 @@ def test_escapes(text: str, shown: str) -> None:
         (0, "row", "0 rows"),
         (1, "query", "1 query"),
         (2, "query", "2 queries"),
+        (2, "key", "2 keys"),
         (1, "process", "1 process"),
         (2000, "process", "2,000 processes"),
     ],

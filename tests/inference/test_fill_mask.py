@@ -235,6 +235,7 @@ def test_invalid_texts(run_folder: Path, text: str, options: dict[str, str], mes
     with pytest.raises(UserError) as caught:
         TrainedModel.open(run_folder).filler().fill(text, top=2, **options)
     assert message in str(caught.value) and "\n" not in str(caught.value)
+    assert "--hide" not in str(caught.value), "a client of the server has no such option"
 
 
 def test_a_text_of_maximum_length(run_folder: Path) -> None:

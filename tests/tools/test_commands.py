@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import build_encoder
-from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
+from palm_ds.model.heads.heads import ClassHead, Head, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import wordpiece
 from palm_ds.weights.weights_folder import WeightsInfo, save_weights
@@ -132,6 +132,24 @@ def test_show_writes_nothing(enter: Enter, source: Path, tmp_path: Path) -> None
     assert record["tensors"]["backbone.word.weight"]["shape"] == [16, 8]
     assert record["heads"]["order"]["classes"] == 3
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+class Other(Head):
+    """A head that no other program knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Linear(8, 1)
+
+
+def test_show_names_every_head(enter: Enter, tmp_path: Path) -> None:
+    backbone = build_encoder(CONFIG)
+    heads = {"masking": MaskedLMHead(backbone), "other": Other()}
+    net = Model(backbone, heads, {name: name for name in heads})
+    save_weights(net, tmp_path / "source", WeightsInfo(backbone=CONFIG))
+    out = enter("show", tmp_path / "source").out
+    assert "heads: masking (masked words), other (for palm_ds alone)" in out
+    assert "None" not in out
 
 
 def words_only(config: EncoderConfig) -> Model:

@@ -50,8 +50,19 @@ def format_of(path: Path) -> Format:
         return HUGGINGFACE  # its reader explains what is wrong with the folder
     if not path.exists():
         raise UserError(f"{path}: no such file or folder{suggest_path(path)}")
+    if inside := _model_inside(path):
+        raise UserError(f'{path}: not a checkpoint of a known format; did you mean "{inside}"?')
     wanted = "; ".join(known.looks_for for known in FORMATS)
     raise UserError(f"{path}: not a checkpoint of a known format; looked for: {wanted}")
+
+
+def _model_inside(folder: Path) -> Path | None:
+    """The first folder in this one that a format recognizes, such as a run in `runs`."""
+    children = sorted(folder.iterdir())[:100] if folder.is_dir() else []
+    for child in filter(Path.is_dir, children):
+        if any(known.recognizes(at) for at in (child, child / "weights") for known in FORMATS):
+            return child
+    return None
 
 
 def check_options(format_: Format, options: Mapping[str, Any], path: Path) -> dict[str, Any]:

@@ -30,8 +30,8 @@ _ENDS = {
 
 
 def check_not_other(path: Path) -> None:
-    """Raises UserError for a PEFT adapter, and for a folder with only another library's weights.
-    Call it if no format recognizes the path."""
+    """Raises UserError for a PEFT adapter, a corpus, and a folder with only another library's
+    weights. Call it if no format recognizes the path."""
     if path.is_file():
         check_right_file(path)
         _check_ends(path, [path.name])
@@ -43,6 +43,8 @@ def check_not_other(path: Path) -> None:
             f"{path}: a PEFT adapter{of}, not a model; merge it into its model first "
             "(merge_and_unload) and give the merged folder"
         )
+    if (path / "manifest.json").is_file() and (path / "dataset_info.json").is_file():
+        raise UserError(f"{path}: a corpus, not a model; `palm-ds corpus inspect` shows it")
     if path.is_dir():
         for file in sorted(path.iterdir())[:_MAX_FILES]:
             check_right_file(file)
@@ -69,6 +71,6 @@ def _check_ends(path: Path, names: Iterable[str]) -> None:
             raise UserError(f"{path}: has a training checkpoint ({shown}); {SAVE_WEIGHTS}")
         if what := _ENDS.get(Path(name).suffix.lower()):
             raise UserError(
-                f"{path}: has {what} ({shown}), which are not read; save the model "
-                "for PyTorch, as model.safetensors"
+                f"{path}: has {what} ({shown}), a format that is not read; save the "
+                "model for PyTorch, as model.safetensors"
             )

@@ -45,6 +45,7 @@ def test_a_stage_has_one_of_its_own() -> None:
         ({"kind": "lineal"}, r'schedule.kind: no "lineal"; did you mean "linear"\? \(or module'),
         ({"options": {"a": 1}}, "schedule.options: only for a schedule of your own"),
         ({"kind": f"{OWN}.Missing"}, "own_schedule has no 'Missing'"),
+        ({"kind": f"{OWN}.Stair"}, "own_schedule has no 'Stair'; did you mean \"Stairs\"?"),
         ({"kind": f"{OWN}.NOT_A_SCHEDULE"}, "is not a subclass of .*custom_schedule.Schedule"),
         ({"kind": f"{OWN}.Stairs"}, "schedule.options.drops: missing"),
         ({**STAIRS, "options": {"drop": 1}}, "schedule.options.drop: unknown key"),

@@ -18,9 +18,12 @@ ADAPTER = {"peft_type": "LORA", "base_model_name_or_path": "bert-base-cased\x1b[
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"config.json": BERT, "tf_model.h5": ""}, r"Keras weights \(tf_model.h5\), which are not"),
+        ({"config.json": BERT, "tf_model.h5": ""}, r"Keras weights \(tf_model.h5\), a format"),
         ({"config.json": BERT, "flax_model.msgpack": ""}, "has Flax weights"),
-        ({"model.onnx": ""}, "has an ONNX program"),
+        (
+            {"model.onnx": ""},
+            r"an ONNX program \(model.onnx\), a format that is not read",
+        ),
         (
             {"config.json": BERT, "epoch=3.ckpt": ""},
             r"a training checkpoint \(epoch=3.ckpt\); save",
@@ -43,12 +46,21 @@ ADAPTER = {"peft_type": "LORA", "base_model_name_or_path": "bert-base-cased\x1b[
         ),
         ({"__0_0.distcp": "", ".metadata": ""}, "distributed.checkpoint .*dcp_to_torch FOLDER"),
         ({"config.json": BERT, "onnx/model.onnx": ""}, r"an ONNX program \(onnx/model.onnx\)"),
+        (
+            {"mine/config.json": BERT, "mine/model.safetensors": "", "notes/a.txt": ""},
+            r"not a checkpoint of a known format; did you mean .*mine\"",
+        ),
+        ({"mine/weights/weights.json": {}}, r"a known format; did you mean .*mine\"\?"),
+        (
+            {"manifest.json": {}, "dataset_info.json": {}},
+            "a corpus, not a model; `palm-ds corpus inspect` shows it",
+        ),
         ({"config.json": BERT}, "neither model.safetensors nor pytorch_model.bin"),
     ],
 )
 def test_a_folder_of_another_library(files: dict, message: str, tmp_path: Path) -> None:
     for name, content in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(json.dumps(content) if isinstance(content, dict) else content)
     with pytest.raises(UserError, match=message) as caught:
         open_checkpoint(tmp_path)
