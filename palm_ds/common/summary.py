@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from html import escape
 
 
@@ -21,6 +21,19 @@ class Summary:
     def _repr_html_(self) -> str:
         rows = [(name, str(value)) for name, value in self.facts().items()]
         return f"<b>{escape(type(self).__name__)}</b>{html_table(rows)}"
+
+
+def pipe_table(rows: Sequence[Sequence[str]], left: Collection[int]) -> str:
+    """A Markdown table, whose first row is its heads; columns are aligned to the right, but for
+    those in `left`."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rule = ["-" * w if i in left else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
+
+    def line(row: Sequence[str]) -> str:
+        cells = enumerate(zip(row, widths, strict=True))
+        return f"| {' | '.join(c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in cells)} |"
+
+    return "\n".join(map(line, [rows[0], rule, *rows[1:]]))
 
 
 def html_table(rows: Sequence[Sequence[object]], heads: Sequence[str] = ()) -> str:

@@ -193,10 +193,11 @@ def _ends_sentence() -> regex.Pattern[str]:
 
 
 @lru_cache(maxsize=1)
-def _han() -> re.Pattern[str]:
+def han_pattern() -> re.Pattern[str]:
+    """Any character that BERT treats as a separate (Chinese) word."""
     return re.compile(f"[{CHINESE}]")
 
 
 def is_han(character: str) -> bool:
     """Whether BERT treats the character as a separate (Chinese) word."""
-    return _han().match(character) is not None
+    return han_pattern().match(character) is not None

@@ -15,10 +15,6 @@ from palm_ds.text import english_lists as english
 ENGLISH = ("en", "zh", "mixed")  # languages whose Latin words are read as English
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
 @dataclass(frozen=True, kw_only=True)
 class WordLists:
     """The lists of a language; those of English say more (`english_lists.py`)."""
@@ -54,13 +50,13 @@ def _lists(
     endings: str = "",
 ) -> WordLists:
     return WordLists(
-        titles=_words(titles),
-        before_numbers=_words(before_numbers),
-        abbreviations=_words(abbreviations),
-        endings=_words(endings),
-        starters=_words(starters),
-        connectors=_words(connectors),
-        function_words=_words(starters) | _words(connectors),
+        titles=english.words(titles),
+        before_numbers=english.words(before_numbers),
+        abbreviations=english.words(abbreviations),
+        endings=english.words(endings),
+        starters=english.words(starters),
+        connectors=english.words(connectors),
+        function_words=english.words(starters) | english.words(connectors),
     )
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from palm_ds.common.errors import UserError
 from palm_ds.text.tokenizer import CHINESE
+from palm_ds.text.word_features import han_pattern
 
 _BEYOND = re.compile("[\u3400-\U0010ffff]")  # a faster first test for Chinese
 _REPEATED = "-.…⋯。—_*=~#!?！？•·"
@@ -79,25 +80,20 @@ def _pattern() -> re.Pattern[str]:
     )
 
 
-@lru_cache(maxsize=1)
-def _has_han() -> re.Pattern[str]:
-    return re.compile(f"[{CHINESE}]")
-
-
 def split_words(text: str, segment: Segmenter | None = None) -> list[str]:
     """Splits a text into words, each with the white space before it; joined they are the text.
 
     `segment` splits runs of Chinese characters into words; without it each character is a word.
     """
     words: list[str] = _pattern().findall(text)
-    if text.isascii() or _BEYOND.search(text) is None or _has_han().search(text) is None:
+    if text.isascii() or _BEYOND.search(text) is None or han_pattern().search(text) is None:
         return words
     return _segmented(words, segment or list)
 
 
 def _segmented(words: list[str], segment: Segmenter) -> list[str]:
     """Splits the Chinese runs among the words."""
-    is_han = _has_han().match  # a run of Chinese ends in a Chinese character
+    is_han = han_pattern().match  # a run of Chinese ends in a Chinese character
     at = [i for i, word in enumerate(words) if word[-1] > "\u33ff" and is_han(word[-1])]
     runs = [words[i].lstrip() for i in at]
     cut = _cut(runs, segment)

@@ -63,10 +63,10 @@ def reading(path: str | Path, at: Callable[[], str] = lambda: "") -> Iterator[No
         raise UserError(f"input {path}: cannot be read: {error.strerror or error}") from None
 
 
-def first_bytes(path: str | Path, size: int = 4096) -> bytes:
+def first_bytes(path: str | Path) -> bytes:
     """The beginning of a file's contents."""
     with reading(path), open_bytes(path) as handle:
-        return handle.read(size)
+        return handle.read(4096)
 
 
 class _Gzip(gzip.GzipFile):

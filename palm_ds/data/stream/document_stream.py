@@ -14,15 +14,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from palm_ds.common.lru_cache import RecentlyUsed
-from palm_ds.data.stream.packed_stream import Mixtures
-from palm_ds.data.stream.stages import Curriculum, MaskRates, StepSize
-from palm_ds.data.stream.task_group_dataset import ExampleRef, PackedRow, build_rows, micro_batches
+from palm_ds.data.stream.row_stream import RowStream
+from palm_ds.data.stream.task_group_dataset import ExampleRef, PackedRow, build_rows
 from palm_ds.data.stream.windows import DocumentDataset, as_windows
 from palm_ds.model.inputs.batch import Batch
 
@@ -108,43 +107,16 @@ class SlotQueue:
 
 
 @dataclass
-class DocumentStream:
-    """step -> this process's micro-batches. The same interface as PackedStream."""
+class DocumentStream(RowStream[DocumentDataset]):
+    """step -> this process's micro-batches. A mixture has the task groups of all that are as long,
+    each with one dataset; `already_read` counts documents that started."""
 
-    curriculum: Curriculum
-    datasets: Sequence[DocumentDataset]
-    mixtures: Sequence[Mixtures]
-    """Of each stage: the task groups of all that are as long, each with one dataset."""
-    sizes: Sequence[StepSize]
-    seed: int
-    pad: int
-    already_read: dict[str, int] = field(default_factory=dict)
-    """{dataset: documents} started before the first step, by the run that this one extends."""
-    mask_rates: MaskRates = MaskRates()
     _queues: dict[int, SlotQueue] = field(default_factory=dict, repr=False)
-
-    @property
-    def rows(self) -> int:
-        """Rows of the largest step, over all processes."""
-        return max(size.rows for size in self.sizes)
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest row."""
-        return max(size.length for size in self.sizes)
-
-    def rows_at(self, step: int) -> int:
-        """Rows of a step, over all processes: its slots."""
-        return self.sizes[self.curriculum.stage_at(step)].rows
-
-    def length_at(self, step: int) -> int:
-        """Tokens of a row of a step."""
-        return self.sizes[self.curriculum.stage_at(step)].length
 
     def step_rows(self, step: int) -> list[PackedRow]:
         """The rows of a step, in global order: a window each."""
         number = self.curriculum.stage_at(step)
-        dataset, within = self._dataset(number), step - self._first(number)
+        dataset, within = self._dataset(number), step - self.first_step(number)
         readings = self._queue(number).at(within)
         layouts = self.datasets[dataset].layouts(np.array([x.document for x in readings]))
         layouts["window"] = [within - reading.first for reading in readings]
@@ -152,11 +124,6 @@ class DocumentStream:
             [ExampleRef(dataset, reading.document, layout)]
             for reading, layout in zip(readings, layouts, strict=True)
         ]
-
-    def batches(self, step: int, rank: int, world: int, micro_rows: int) -> list[Batch]:
-        """The micro-batches of one process: its contiguous share of the slots."""
-        rows, share = self.step_rows(step), self.rows_at(step) // world
-        return micro_batches(rows, rank * share, share, micro_rows, partial(self.build, step))
 
     def build(self, step: int, rows: Sequence[PackedRow], first_row: int = 0) -> Batch:
         """One micro-batch of some of a step's rows."""
@@ -177,26 +144,20 @@ class DocumentStream:
     def largest_step(self) -> tuple[list[Batch], int]:
         """A step of the stage with the longest rows, or the most of them, in one batch, and its
         rows."""
-        sizes = self.sizes
-        number = max(range(len(sizes)), key=lambda n: (sizes[n].length, sizes[n].rows))
-        step = self._first(number)
-        return [self._begin(number, sizes[number].rows)], self.rows_at(step)
+        rows = self.sizes[self.largest_stage].rows
+        return [self._begin(self.largest_stage, rows)], rows
 
     def sampled_steps(self, number: int, rows: int) -> Iterator[tuple[Batch, int]]:
         """A step of a stage, of at most `rows` rows, and how many of its steps are like it: all."""
         steps = self.curriculum.stages[number].steps
         yield self._begin(number, min(rows, self.sizes[number].rows)), steps
 
-    def steps_by_rows(self, number: int) -> dict[int, int]:
-        """{rows of a step: number of such steps in a stage}"""
-        return {self.sizes[number].rows: self.curriculum.stages[number].steps}
-
     def _begin(self, number: int, rows: int) -> Batch:
         """The first windows of some documents, as at the beginning of a stage."""
         dataset = self._dataset(number)
         layouts = self.datasets[dataset].layouts(np.arange(rows))
         refs = [[ExampleRef(dataset, n, layout)] for n, layout in enumerate(layouts)]
-        return self.build(self._first(number), refs)
+        return self.build(self.first_step(number), refs)
 
     # ---- position ----
 
@@ -206,7 +167,7 @@ class DocumentStream:
             return {}
         number = self.curriculum.stage_at(step)
         queue = self._queue(number)
-        state = queue.state(step - self._first(number))
+        state = queue.state(step - self.first_step(number))
         return {"stage": number, "first": queue.first, **state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -227,7 +188,7 @@ class DocumentStream:
 
     def _started(self, number: int, step: int) -> int:
         """One more than the number of the last document that a stage begins before a step."""
-        within = min(step - self._first(number), self.curriculum.stages[number].steps)
+        within = min(step - self.first_step(number), self.curriculum.stages[number].steps)
         queue = self._queue(number)
         later = sum(reading.first >= within for reading in queue.at(within))
         return queue.following - later
@@ -238,7 +199,7 @@ class DocumentStream:
             first = self.already_read.get(self.datasets[dataset].name, 0)
             for earlier in range(number):
                 if self._dataset(earlier) == dataset:
-                    first = self._started(earlier, self._first(number))
+                    first = self._started(earlier, self.first_step(number))
             self._queues[number] = self._open(number, first)
         return self._queues[number]
 
@@ -250,6 +211,3 @@ class DocumentStream:
         ((group, _),) = self.curriculum.stages[stage].steps_of
         ((dataset, _),) = self.mixtures[stage][group]
         return dataset
-
-    def _first(self, stage: int) -> int:
-        return self.curriculum.stages[stage].first

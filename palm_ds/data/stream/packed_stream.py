@@ -19,14 +19,15 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from typing import Any, TypeAlias
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key, keyed_generator
 from palm_ds.data.stream.packing import pack
+from palm_ds.data.stream.row_stream import RowStream
 from palm_ds.data.stream.stages import Curriculum, MaskRates, StepSize, order_of
 from palm_ds.data.stream.task_group_dataset import (
     ExampleRef,
@@ -34,7 +35,6 @@ from palm_ds.data.stream.task_group_dataset import (
     TaskGroupDataset,
     build_rows,
     extend_into_padding,
-    micro_batches,
     refs,
 )
 from palm_ds.model.inputs.batch import Batch
@@ -164,59 +164,20 @@ def _most(fits: Callable[[int], bool], upper: int) -> int:
     return low
 
 
-Mixtures: TypeAlias = Mapping[str, Sequence[tuple[int, float]]]
-"""{task group: its datasets, one per corpus, with their shares}."""
-
-
 @dataclass
-class PackedStream:
-    """step -> this process's micro-batches."""
+class PackedStream(RowStream[TaskGroupDataset]):
+    """step -> this process's micro-batches. `datasets`: of every length of rows that a stage has;
+    `already_read` counts examples."""
 
-    curriculum: Curriculum
-    datasets: Sequence[TaskGroupDataset]
-    """Of every length of rows that a stage has."""
-    mixtures: Sequence[Mixtures]
-    """Of each stage."""
-    sizes: Sequence[StepSize]
-    """Of the steps of each stage."""
-    seed: int
-    pad: int
     window_rows: int = WINDOW_ROWS
-    already_read: dict[str, int] = field(default_factory=dict)
-    """{dataset: examples} consumed before the first step, by the run that this one extends."""
-    mask_rates: MaskRates = MaskRates()
     _stages: dict[int, OpenStage] = field(default_factory=dict, repr=False)
 
     def step_rows(self, step: int) -> list[PackedRow]:
         """The rows of a step, in global order."""
         number = self.curriculum.stage_at(step)
         stage = self._stage(number)
-        mixture, first = stage.place(step - self._first(number))
+        mixture, first = stage.place(step - self.first_step(number))
         return [stage.mixtures[mixture].row(first + i) for i in range(self.rows_at(step))]
-
-    @property
-    def rows(self) -> int:
-        """Rows of the largest step, over all processes."""
-        return max(size.rows for size in self.sizes)
-
-    def rows_at(self, step: int) -> int:
-        """Rows of a step, over all processes."""
-        number = self.curriculum.stage_at(step)
-        return self.sizes[number].rows_at(step - self._first(number))
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest row."""
-        return max(size.length for size in self.sizes)
-
-    def length_at(self, step: int) -> int:
-        """Tokens of a row of a step."""
-        return self.sizes[self.curriculum.stage_at(step)].length
-
-    def batches(self, step: int, rank: int, world: int, micro_rows: int) -> list[Batch]:
-        """The micro-batches of one process: its contiguous share of the step's rows."""
-        rows, share = self.step_rows(step), self.rows_at(step) // world
-        return micro_batches(rows, rank * share, share, micro_rows, partial(self.build, step))
 
     def build(self, step: int, rows: Sequence[PackedRow], first_row: int = 0) -> Batch:
         """One micro-batch of some of a step's rows."""
@@ -227,9 +188,7 @@ class PackedStream:
     def largest_step(self) -> tuple[list[Batch], int]:
         """A step of the stage with the longest rows, or the most of them, in one batch, and its
         rows, as if the run began with that stage: nothing before it is packed."""
-        number = max(
-            range(len(self.sizes)), key=lambda n: (self.sizes[n].length, self.sizes[n].rows)
-        )
+        number = self.largest_stage
         stage, size = self.curriculum.stages[number], self.sizes[number]
         rate = self.mask_rates.at(stage.first)
         alone = self._alone(number, stage.steps_of, rate, size.rows)
@@ -245,10 +204,6 @@ class PackedStream:
         for part in parts:
             alone = self._alone(number, part, rate, min(rows, self.sizes[number].rows))
             yield alone.build(0, alone.step_rows(0)), sum(steps for _, steps in part)
-
-    def steps_by_rows(self, number: int) -> dict[int, int]:
-        """{rows of a step: number of such steps in a stage}"""
-        return self.sizes[number].steps_by_rows(self.curriculum.stages[number].steps)
 
     def _alone(
         self, number: int, steps_of: Sequence[tuple[str, int]], rate: float | None, rows: int
@@ -273,7 +228,7 @@ class PackedStream:
         number = self.curriculum.stage_at(step)
         stage = self._stage(number)
         mixtures = []
-        places = stage.places(step - self._first(number))
+        places = stage.places(step - self.first_step(number))
         for mixture, first in zip(stage.mixtures, places, strict=True):
             window = mixture._window_of(first) if first < mixture.total else None
             at = (
@@ -317,13 +272,10 @@ class PackedStream:
         number = self.curriculum.stage_at(max(step - 1, 0))
         stage = self._stage(number)
         total = stage.consumed_first.copy()
-        places = stage.places(step - self._first(number))
+        places = stage.places(step - self.first_step(number))
         for mixture, place in zip(stage.mixtures, places, strict=True):
             total += mixture.consumed_to(place)
         return {dataset.name: int(n) for dataset, n in zip(self.datasets, total, strict=True)}
-
-    def _first(self, stage: int) -> int:
-        return self.curriculum.stages[stage].first
 
     def _stage(self, number: int) -> OpenStage:
         if number not in self._stages:

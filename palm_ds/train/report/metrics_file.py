@@ -96,6 +96,20 @@ class Metrics:
     events: list[dict[str, Any]] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
 
+    @property
+    def ended(self) -> bool:
+        """Whether the run is complete."""
+        return any(event["event"] == "end" for event in self.events)
+
+    def final_scores(self) -> dict[str, Any] | None:
+        """Those of the final weights: of the best evaluation with `evaluate.best`. None if the run
+        is not complete or evaluated nothing."""
+        if not self.ended:
+            return None
+        best = [event["step"] for event in self.events if event["event"] == "best"]
+        scores = [e["scores"] for e in self.evaluations if not best or e["step"] == best[-1]]
+        return scores[-1] if scores else None
+
 
 def read_metrics(path: str | Path) -> Metrics:
     """Read all complete lines of the file; truncated or damaged ones are listed in `broken`."""

@@ -16,7 +16,8 @@ from palm_ds.common.rng import derive_key
 from palm_ds.data.reader.minimal_pairs import read_paradigms
 from palm_ds.data.stream.document_stream import DocumentStream
 from palm_ds.data.stream.example_stream import ExampleStream
-from palm_ds.data.stream.packed_stream import Mixtures, PackedStream
+from palm_ds.data.stream.packed_stream import PackedStream
+from palm_ds.data.stream.row_stream import Mixtures
 from palm_ds.data.stream.stages import tasks_of
 from palm_ds.data.stream.task_group_dataset import TaskGroupDataset
 from palm_ds.data.stream.windows import DocumentDataset

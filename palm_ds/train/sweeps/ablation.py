@@ -21,6 +21,7 @@ from palm_ds.common import errors
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.files import make_folder
 from palm_ds.common.json_files import write_json
+from palm_ds.common.summary import pipe_table
 from palm_ds.data.stream.budgets import read_budget
 from palm_ds.data.stream.stages import CURRICULUM_KINDS, tasks_of
 from palm_ds.runtime.deepspeed.ds_config import DSConfig
@@ -89,9 +90,8 @@ class Variant:
         if not path.is_file():
             return None
         metrics = read_metrics(path)
-        ended = any(event["event"] == "end" for event in metrics.events)
         # The last one, wherever it is: with `evaluate.patience` runs end before their last step.
-        return metrics.evaluations[-1]["scores"] if ended and metrics.evaluations else None
+        return metrics.evaluations[-1]["scores"] if metrics.ended and metrics.evaluations else None
 
     def seconds(self) -> float:
         """Running time, including restarts."""
@@ -206,17 +206,7 @@ def table(scores: Mapping[str, Mapping[str, Score]]) -> str:
         for number, (what, form) in enumerate(_lines(of_task).items()):
             cells = ["-" if score is None else form(score) for score in of_task]
             rows.append(["" if number else task, what, *cells])
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    rule = ["-" * width if i < 2 else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
-    return "\n".join(_line(row, widths) for row in [rows[0], rule, *rows[1:]])
-
-
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    """The first two columns are left-aligned, the others right-aligned."""
-    cells = zip(row, widths, strict=True)
-    return (
-        f"| {' | '.join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(cells))} |"
-    )
+    return pipe_table(rows, left=(0, 1))
 
 
 def _lines(scores: Sequence[Score | None]) -> dict[str, Callable[[Score], str]]:

@@ -315,11 +315,8 @@ def evaluations(metrics: Metrics, space: SearchSpace) -> list[float]:
 def final_value(metrics: Metrics, space: SearchSpace) -> float | None:
     """The value of the final weights: those of the best evaluation with `evaluate.best`. None if
     the run is not complete."""
-    if not any(event["event"] == "end" for event in metrics.events):
-        return None
-    best = [event["step"] for event in metrics.events if event["event"] == "best"]
-    scores = [e["scores"] for e in metrics.evaluations if not best or e["step"] == best[-1]]
-    return value_of(scores[-1], space) if scores else None
+    scores = metrics.final_scores()
+    return None if scores is None else value_of(scores, space)
 
 
 def value_of(scores: Mapping[str, Mapping[str, Any]], space: SearchSpace) -> float:

@@ -10,6 +10,7 @@ import yaml
 from palm_ds.common.atomic import write_file_atomically
 from palm_ds.common.json_files import write_json
 from palm_ds.common.messages import nan_to_null
+from palm_ds.common.summary import pipe_table
 from palm_ds.train.sweeps.search import Search, shown
 
 if TYPE_CHECKING:
@@ -74,16 +75,7 @@ def _table(search: Search, records: list[dict[str, Any]]) -> str:
         chosen = [shown(record["chosen"].get(key, "-")) for key in keys]
         number = str(record["number"])
         rows.append([number, value, *chosen, str(record["evaluations"]), record["state"]])
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    rule = ["-" * (width - 1) + ":" for width in widths[:-1]] + ["-" * widths[-1]]
-    lines = [
-        [
-            *(cell.rjust(w) for cell, w in zip(row[:-1], widths, strict=False)),
-            row[-1].ljust(widths[-1]),
-        ]
-        for row in [rows[0], rule, *rows[1:]]
-    ]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return pipe_table(rows, left=(len(rows[0]) - 1,))
 
 
 def _write_best(search: Search, record: dict[str, Any], file: Path) -> None:

@@ -196,12 +196,8 @@ class SuiteRun:
         path = self.folder / FILE
         if not path.is_file():
             return None
-        metrics = read_metrics(path)
-        if not any(event["event"] == "end" for event in metrics.events):
-            return None
-        best = [event["step"] for event in metrics.events if event["event"] == "best"]
-        scores = [e["scores"] for e in metrics.evaluations if not best or e["step"] == best[-1]]
-        return {task: _numbers(score) for task, score in scores[-1].items()} if scores else None
+        scores = read_metrics(path).final_scores()
+        return None if scores is None else {task: _numbers(x) for task, x in scores.items()}
 
 
 def _numbers(score: Mapping[str, Any]) -> dict[str, float]:

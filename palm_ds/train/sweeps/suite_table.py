@@ -12,6 +12,7 @@ from typing import Any
 from palm_ds.common.files import make_folder
 from palm_ds.common.json_files import write_json
 from palm_ds.common.messages import nan_to_null
+from palm_ds.common.summary import pipe_table
 from palm_ds.tasks.metrics.units import is_fraction, shown, title
 from palm_ds.train.report.metrics_file import task_of
 from palm_ds.train.sweeps.suite import SuiteRun
@@ -116,9 +117,7 @@ def markdown_table(record: Mapping[str, Any]) -> str:
         mean = average(record)
         cells = ["-" if mean is None else f"{100 * mean:.2f}", "", ""]
         rows.append(["average", "", *cells, *([""] if folded else [])])
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    rule = ["-" * widths[0], "-" * widths[1], *("-" * (width - 1) + ":" for width in widths[2:])]
-    return "\n".join(_line(row, widths) for row in [rows[0], rule, *rows[1:]])
+    return pipe_table(rows, left=(0, 1))
 
 
 def _rows(name: str, of_set: Mapping[str, Any], folded: bool) -> Iterator[list[str]]:
@@ -148,9 +147,3 @@ def _mean(metric: str, of: Mapping[str, Any]) -> str:
 
 def _shown(metric: str, value: float) -> str:
     return "-" if math.isnan(value) else shown(metric, value)
-
-
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    cells = zip(row, widths, strict=True)
-    texts = [c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(cells)]
-    return f"| {' | '.join(texts)} |"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -13,11 +13,14 @@ from palm_ds.weights.formats.contents import TensorEntry
 from palm_ds.weights.formats.foreign_config import FOREIGN_KEYS, read_encoder_config
 from palm_ds.weights.formats.huggingface.architecture import (
     CLASSIFIER,
+    HEAD_CLASSES,
     MASKED_WORDS,
     POSITIONS,
     QUESTION_ANSWERING,
+    Architecture,
     Entries,
     Names,
+    usual_config_json,
 )
 from palm_ds.weights.formats.huggingface.check_config import check_foreign_values
 
@@ -42,11 +45,11 @@ MASKED_LM = {
     "bias": "cls.predictions.bias",
     "decoder": "cls.predictions.decoder.weight",
 }
-LORA_MODULES = {
-    **dict(zip(("query", "key", "value"), QKV, strict=True)),
-    "attention_output": "attention.output.dense",
-    "intermediate": "intermediate.dense",
-    "output": "output.dense",
+ROBERTA_MASKED_LM = {
+    "dense": "lm_head.dense",
+    "norm": "lm_head.layer_norm",
+    "bias": "lm_head.bias",
+    "decoder": "lm_head.decoder.weight",
 }
 RUN_KEYS: Mapping[str, type | None] = {
     "layer_norm_eps": float,
@@ -69,6 +72,36 @@ RUN_KEYS: Mapping[str, type | None] = {
     ),
 }
 """Those of `Architecture.run_keys` that a config.json under BERT's keys has."""
+
+
+def lora_modules(qkv: tuple[str, ...], parts: Mapping[str, str]) -> dict[str, str]:
+    """`Architecture.lora_modules` of layers with these names of query, key and value, and of the
+    other parts."""
+    return {
+        **dict(zip(("query", "key", "value"), qkv, strict=True)),
+        "attention_output": parts["project"],
+        "intermediate": parts["expand"],
+        "output": parts["contract"],
+    }
+
+
+def tied_output(masked_lm: Mapping[str, str]) -> dict[str, str]:
+    """`Architecture.tied` of a masked-LM head whose parts have these names."""
+    decoder = masked_lm["decoder"].removesuffix(".weight")
+    return {f"{decoder}.weight": EMBEDDINGS["word.weight"], f"{decoder}.bias": masked_lm["bias"]}
+
+
+class BertLike(Architecture):
+    """An architecture with most names as BERT has them, and without a head for two sentences."""
+
+    words = EMBEDDINGS["word.weight"]
+    layer = "encoder.layer"
+    classes = tuple(x for x in HEAD_CLASSES if x != "ForNextSentencePrediction")
+    run_keys: ClassVar[Mapping[str, type | None]] = RUN_KEYS
+    lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = lora_modules(QKV, LAYER)
+
+    def config_json(self, config: EncoderConfig, kind: str) -> dict[str, Any]:
+        return usual_config_json(config)
 
 
 def body_names(

@@ -163,3 +163,10 @@ USUAL_KEYS = {
 }
 """{BERT's key in config.json, as many families have it: ours}"""
 USUAL_CHECKS = {key: _CHECKS[key] for key in USUAL_KEYS}
+_SHAPE = (
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
+    *("intermediate_size", "pad_token_id"),
+)
+SHAPE_KEYS = {key: USUAL_KEYS[key] for key in _SHAPE}
+"""Those of USUAL_KEYS that families have whose other keys differ from BERT's."""
+SHAPE_CHECKS = {key: USUAL_CHECKS[key] for key in _SHAPE}

@@ -16,10 +16,8 @@ from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.kinds.albert import Albert, AlbertOptions
 from palm_ds.weights.formats.contents import TensorEntry
 from palm_ds.weights.formats.huggingface.architecture import (
-    HEAD_CLASSES,
     SEGMENTS,
     SENTENCE_ORDER,
-    Architecture,
     Entries,
     Family,
     Names,
@@ -27,11 +25,13 @@ from palm_ds.weights.formats.huggingface.architecture import (
     usual_config_json,
 )
 from palm_ds.weights.formats.huggingface.bert_like import (
-    EMBEDDINGS,
     RUN_KEYS,
+    BertLike,
     body_names,
     head_names,
+    lora_modules,
     read_usual,
+    tied_output,
 )
 from palm_ds.weights.formats.huggingface.check_config import check_values, whole
 
@@ -70,32 +70,22 @@ _CLASS_DEFAULTS = {
 }
 
 
-class AlbertArchitecture(Architecture):
+class AlbertArchitecture(BertLike):
     """The architecture of `kind: albert`."""
 
     kind = "albert"
     families: ClassVar[Mapping[str, Family]] = {
         "albert": Family(class_prefix="Albert", tensor_prefix="albert", pair_head=SENTENCE_ORDER)
     }
-    words = EMBEDDINGS["word.weight"]
     layer = "encoder.albert_layer_groups"
     task_table = SEGMENTS
-    tied: ClassVar[Mapping[str, str]] = {
-        "predictions.decoder.weight": words,
-        "predictions.decoder.bias": "predictions.bias",
-    }
+    tied: ClassVar[Mapping[str, str]] = tied_output(_MASKED_LM)
     heads = ("predictions", "sop_classifier", "classifier", "qa_outputs")
     masked_lm = ("predictions.",)
-    classes = tuple(x for x in HEAD_CLASSES if x != "ForNextSentencePrediction")
     buffers = ("embeddings.position_ids", "embeddings.token_type_ids")
     inputs = ("input_ids", "attention_mask", "token_type_ids")
     run_keys: ClassVar[Mapping[str, type | None]] = {**RUN_KEYS, **dict.fromkeys(_OPTIONS)}
-    lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = {
-        **dict(zip(("query", "key", "value"), _QKV, strict=True)),
-        "attention_output": "attention.dense",
-        "intermediate": "ffn",
-        "output": "ffn_output",
-    }
+    lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = lora_modules(_QKV, _LAYER)
 
     def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
         stems = body_names(self.layers_in_file(config), qkv=_QKV, parts=_LAYER)

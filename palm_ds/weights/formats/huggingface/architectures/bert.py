@@ -20,11 +20,11 @@ from palm_ds.model.config.config import EncoderConfig
 from palm_ds.weights.formats.contents import TensorEntry
 from palm_ds.weights.formats.foreign_config import FOREIGN_KEYS, read_encoder_config
 from palm_ds.weights.formats.huggingface.architecture import (
+    HEAD_CLASSES,
     NEXT_SENTENCE,
     POSITIONS,
     SEGMENTS,
     TASKS,
-    Architecture,
     Entries,
     Family,
     Names,
@@ -34,24 +34,19 @@ from palm_ds.weights.formats.huggingface.architecture import (
     without_tasks,
 )
 from palm_ds.weights.formats.huggingface.bert_like import (
-    EMBEDDINGS,
-    LORA_MODULES,
     MASKED_LM,
+    ROBERTA_MASKED_LM,
     RUN_KEYS,
+    BertLike,
     body_names,
     head_names,
     moved_positions,
+    tied_output,
 )
 from palm_ds.weights.formats.huggingface.check_config import check_foreign_values
 
 _OWN_DENSE = "own dense"
 """The layout of a text classifier whose head contains palm_ds's pooler."""
-_ROBERTA_HEAD = {
-    "dense": "lm_head.dense",
-    "norm": "lm_head.layer_norm",
-    "bias": "lm_head.bias",
-    "decoder": "lm_head.decoder.weight",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +70,7 @@ class BertFamily(Family):
 _ROBERTA = BertFamily(
     class_prefix="Roberta",
     tensor_prefix="roberta",
-    masked_lm=_ROBERTA_HEAD,
+    masked_lm=ROBERTA_MASKED_LM,
     masked_lm_activation="gelu",
     positions_after_pad=True,
     classifier_dense=True,
@@ -115,19 +110,13 @@ _FAMILIES: dict[str, BertFamily] = {
 }
 
 
-class BertArchitecture(Architecture):
+class BertArchitecture(BertLike):
     """The architecture of `kind: bert`."""
 
     kind = "bert"
     families: ClassVar[Mapping[str, Family]] = _FAMILIES
-    words = EMBEDDINGS["word.weight"]
-    layer = "encoder.layer"
-    tied: ClassVar[Mapping[str, str]] = {
-        "cls.predictions.decoder.weight": words,
-        "cls.predictions.decoder.bias": "cls.predictions.bias",
-        "lm_head.decoder.weight": words,
-        "lm_head.decoder.bias": "lm_head.bias",
-    }
+    classes = tuple(HEAD_CLASSES)
+    tied: ClassVar[Mapping[str, str]] = tied_output(MASKED_LM) | tied_output(ROBERTA_MASKED_LM)
     heads = ("cls", "lm_head", "classifier", "qa_outputs")
     masked_lm = ("cls.predictions.", "lm_head.")
     buffers = ("embeddings.position_ids", "embeddings.token_type_ids")
@@ -138,7 +127,6 @@ class BertArchitecture(Architecture):
         "is_decoder": bool,
         **dict.fromkeys(("task_type_vocab_size", "position_embedding_type")),
     }
-    lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = LORA_MODULES
 
     def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
         own_dense = layout == _OWN_DENSE

@@ -18,13 +18,8 @@ from palm_ds.common.messages import printable
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.kinds.deberta_v2 import DebertaV2, DebertaV2Options
 from palm_ds.weights.formats.huggingface.architecture import (
-    CLASSIFIER,
-    HEAD_CLASSES,
-    MASKED_WORDS,
-    QUESTION_ANSWERING,
     REPLACED_TOKENS,
     WORDS,
-    Architecture,
     Family,
     Names,
     both_ends,
@@ -33,9 +28,14 @@ from palm_ds.weights.formats.huggingface.architecture import (
 from palm_ds.weights.formats.huggingface.bert_like import (
     EMBEDDINGS,
     LAYER,
+    MASKED_LM,
     RUN_KEYS,
+    BertLike,
     body_names,
+    head_names,
+    lora_modules,
     read_usual,
+    tied_output,
 )
 from palm_ds.weights.formats.huggingface.check_config import check_values, text, truth, whole
 
@@ -50,12 +50,6 @@ _DETECTION = {
     "norm": "mask_predictions.LayerNorm",
     "dense": "mask_predictions.dense",
     "out": "mask_predictions.classifier",
-}
-_LEGACY_HEAD = {
-    "dense": "cls.predictions.transform.dense",
-    "norm": "cls.predictions.transform.LayerNorm",
-    "bias": "cls.predictions.bias",
-    "decoder": "cls.predictions.decoder.weight",
 }
 _LEGACY = "legacy"
 _TERMS = {"c2p": "content_to_position", "p2c": "position_to_content"}
@@ -92,24 +86,18 @@ _ONLY: dict[str, Any] = {
 _POSITIONS = EMBEDDINGS["position.weight"]
 
 
-class DebertaV2Architecture(Architecture):
+class DebertaV2Architecture(BertLike):
     """The architecture of `kind: deberta_v2`."""
 
     kind = "deberta_v2"
     families: ClassVar[Mapping[str, Family]] = {
         "deberta-v2": Family(class_prefix="DebertaV2", tensor_prefix="deberta")
     }
-    words = EMBEDDINGS["word.weight"]
-    layer = "encoder.layer"
     task_table = WORDS
-    tied: ClassVar[Mapping[str, str]] = {
-        "cls.predictions.decoder.weight": words,
-        "cls.predictions.decoder.bias": "cls.predictions.bias",
-    }
+    tied: ClassVar[Mapping[str, str]] = tied_output(MASKED_LM)
     heads = ("lm_predictions", "mask_predictions", "cls", "pooler", "classifier", "qa_outputs")
     detection_beside = True
     masked_lm = ("lm_predictions.", "cls.predictions.")
-    classes = tuple(x for x in HEAD_CLASSES if x != "ForNextSentencePrediction")
     buffers = ("embeddings.position_ids",)
     inputs = ("input_ids", "attention_mask", "token_type_ids")
     run_keys: ClassVar[Mapping[str, type | None]] = {
@@ -120,12 +108,7 @@ class DebertaV2Architecture(Architecture):
         "pos_att_type": None,
         "conv_groups": None,
     }
-    lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = {
-        **dict(zip(("query", "key", "value"), _QKV, strict=True)),
-        "attention_output": "attention.output.dense",
-        "intermediate": "intermediate.dense",
-        "output": "output.dense",
-    }
+    lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = lora_modules(_QKV, LAYER)
 
     def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
         tables = {x: y for x, y in EMBEDDINGS.items() if x != "task.weight"}
@@ -139,12 +122,9 @@ class DebertaV2Architecture(Architecture):
         stems["backbone.layers.0.convolution_norm"] = ("encoder.conv.LayerNorm",)
         if layout != _NO_POOLER:
             stems["backbone.pooler.dense"] = ("pooler.dense",)
-        for ours, hf in (_LEGACY_HEAD if layout == _LEGACY else _MICROSOFTS).items():
-            stems[f"heads.{MASKED_WORDS}.{ours}"] = (hf,)
+        stems |= head_names(MASKED_LM if layout == _LEGACY else _MICROSOFTS)
         for ours, hf in _DETECTION.items():
             stems[f"heads.{REPLACED_TOKENS}.{ours}"] = (hf,)
-        stems[f"heads.{CLASSIFIER}.out"] = ("classifier",)
-        stems[f"heads.{QUESTION_ANSWERING}.out"] = ("qa_outputs",)
         return both_ends(stems)
 
     def constants(self, config: EncoderConfig) -> tuple[str, ...]:

@@ -11,9 +11,7 @@ from typing import Any, ClassVar
 
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.weights.formats.huggingface.architecture import (
-    HEAD_CLASSES,
     POSITIONS,
-    Architecture,
     Family,
     Names,
     both_ends,
@@ -21,8 +19,10 @@ from palm_ds.weights.formats.huggingface.architecture import (
 )
 from palm_ds.weights.formats.huggingface.bert_like import (
     EMBEDDINGS,
+    BertLike,
     body_names,
     head_names,
+    lora_modules,
     read_usual,
 )
 from palm_ds.weights.formats.huggingface.check_config import (
@@ -78,17 +78,16 @@ _CHECKS = {
 _CLASS_DEFAULTS = {"vocab_size": 30_522}
 
 
-class DistilBertArchitecture(Architecture):
+class DistilBertArchitecture(BertLike):
     """The architecture of `kind: distilbert`."""
 
     kind = "distilbert"
     families: ClassVar[Mapping[str, Family]] = {
         "distilbert": Family(class_prefix="DistilBert", tensor_prefix="distilbert")
     }
-    words = EMBEDDINGS["word.weight"]
     layer = "transformer.layer"
     task_table = POSITIONS
-    tied: ClassVar[Mapping[str, str]] = {"vocab_projector.weight": words}
+    tied: ClassVar[Mapping[str, str]] = {_MASKED_LM["decoder"]: EMBEDDINGS["word.weight"]}
     heads = (
         "vocab_transform",
         "vocab_layer_norm",
@@ -98,19 +97,13 @@ class DistilBertArchitecture(Architecture):
         "qa_outputs",
     )
     masked_lm = ("vocab_transform.", "vocab_layer_norm.", "vocab_projector.")
-    classes = tuple(x for x in HEAD_CLASSES if x != "ForNextSentencePrediction")
     buffers = ("embeddings.position_ids",)
     run_keys: ClassVar[Mapping[str, type | None]] = {
         **dict.fromkeys((*_KEYS, *_ALIASES, *_SAME)),
         **dict.fromkeys(("dropout", "attention_dropout", "initializer_range"), float),
         "tie_word_embeddings": bool,
     }
-    lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = {
-        **dict(zip(("query", "key", "value"), _QKV, strict=True)),
-        "attention_output": "attention.out_lin",
-        "intermediate": "ffn.lin1",
-        "output": "ffn.lin2",
-    }
+    lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = lora_modules(_QKV, _LAYER)
 
     def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
         tables = {x: y for x, y in EMBEDDINGS.items() if x not in ("segment.weight", "task.weight")}

@@ -13,13 +13,8 @@ from typing import Any, ClassVar
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.kinds.bert import Electra
 from palm_ds.weights.formats.huggingface.architecture import (
-    CLASSIFIER,
-    HEAD_CLASSES,
-    MASKED_WORDS,
-    QUESTION_ANSWERING,
     REPLACED_TOKENS,
     SEGMENTS,
-    Architecture,
     Family,
     Names,
     both_ends,
@@ -27,13 +22,20 @@ from palm_ds.weights.formats.huggingface.architecture import (
 )
 from palm_ds.weights.formats.huggingface.bert_like import (
     EMBEDDINGS,
-    LORA_MODULES,
     RUN_KEYS,
+    BertLike,
     body_names,
+    head_names,
     read_usual,
 )
 from palm_ds.weights.formats.huggingface.check_config import check_only, check_values, whole
 
+_MASKED_LM = {
+    "dense": "generator_predictions.dense",
+    "norm": "generator_predictions.LayerNorm",
+    "bias": "generator_lm_head.bias",
+    "decoder": "generator_lm_head.weight",
+}
 _POOLERS = {
     "ForSequenceClassification": "classifier.dense",
     "ForMultipleChoice": "sequence_summary.summary",
@@ -55,7 +57,7 @@ _CLASS_DEFAULTS = {
 }
 
 
-class ElectraArchitecture(Architecture):
+class ElectraArchitecture(BertLike):
     """The architecture of `kind: electra`."""
 
     kind = "electra"
@@ -64,10 +66,8 @@ class ElectraArchitecture(Architecture):
             class_prefix="Electra", tensor_prefix="electra", masked_lm_activation="gelu"
         )
     }
-    words = EMBEDDINGS["word.weight"]
-    layer = "encoder.layer"
     task_table = SEGMENTS
-    tied: ClassVar[Mapping[str, str]] = {"generator_lm_head.weight": words}
+    tied: ClassVar[Mapping[str, str]] = {_MASKED_LM["decoder"]: EMBEDDINGS["word.weight"]}
     heads = (
         "generator_predictions",
         "generator_lm_head",
@@ -78,7 +78,6 @@ class ElectraArchitecture(Architecture):
     )
     detection = "ForPreTraining"
     masked_lm = ("generator_predictions.", "generator_lm_head.")
-    classes = tuple(x for x in HEAD_CLASSES if x != "ForNextSentencePrediction")
     buffers = ("embeddings.position_ids", "embeddings.token_type_ids")
     inputs = ("input_ids", "attention_mask", "token_type_ids")
     run_keys: ClassVar[Mapping[str, type | None]] = {
@@ -88,25 +87,18 @@ class ElectraArchitecture(Architecture):
         "summary_activation": None,
         "summary_use_proj": bool,
     }
-    lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = LORA_MODULES
 
     def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
         stems = body_names(self.layers_in_file(config))
         stems["backbone.widen"] = ("embeddings_project",)
-        head = f"heads.{MASKED_WORDS}"
-        stems[f"{head}.dense"] = ("generator_predictions.dense",)
-        stems[f"{head}.norm"] = ("generator_predictions.LayerNorm",)
-        stems[f"{head}.bias"] = ("generator_lm_head.bias",)
-        stems[f"{head}.decoder"] = ("generator_lm_head.weight",)
         head = f"heads.{REPLACED_TOKENS}"
         stems[f"{head}.dense"] = ("discriminator_predictions.dense",)
         stems[f"{head}.out"] = ("discriminator_predictions.dense_prediction",)
         if layout:
             stems["backbone.pooler.dense"] = (layout,)
         own_dense = layout == _POOLERS["ForSequenceClassification"]
-        stems[f"heads.{CLASSIFIER}.out"] = ("classifier.out_proj" if own_dense else "classifier",)
-        stems[f"heads.{QUESTION_ANSWERING}.out"] = ("qa_outputs",)
-        return both_ends(stems)
+        classifier = "classifier.out_proj" if own_dense else "classifier"
+        return both_ends({**stems, **head_names(_MASKED_LM, classifier)})
 
     def layout_of(self, kind: str, ending: str) -> str:
         return _POOLERS.get(ending, "")

@@ -15,9 +15,7 @@ from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.kinds.bert import ErnieGram, ErnieGramOptions
 from palm_ds.model.encoder.positions import GRAM_BUCKETS
 from palm_ds.weights.formats.huggingface.architecture import (
-    HEAD_CLASSES,
     SEGMENTS,
-    Architecture,
     Family,
     Names,
     both_ends,
@@ -25,12 +23,13 @@ from palm_ds.weights.formats.huggingface.architecture import (
 )
 from palm_ds.weights.formats.huggingface.bert_like import (
     EMBEDDINGS,
-    LORA_MODULES,
     MASKED_LM,
     RUN_KEYS,
+    BertLike,
     body_names,
     head_names,
     read_usual,
+    tied_output,
 )
 from palm_ds.weights.formats.huggingface.check_config import check_only
 
@@ -38,7 +37,7 @@ SIZE = "rel_pos_size"
 """The key of config.json with the rows of the table."""
 
 
-class ErnieGramArchitecture(Architecture):
+class ErnieGramArchitecture(BertLike):
     """The architecture of `kind: ernie_gram`."""
 
     kind = "ernie_gram"
@@ -51,18 +50,11 @@ class ErnieGramArchitecture(Architecture):
             paddle_eps=1e-5,
         )
     }
-    words = EMBEDDINGS["word.weight"]
-    layer = "encoder.layer"
     task_table = SEGMENTS
-    tied: ClassVar[Mapping[str, str]] = {
-        "cls.predictions.decoder.weight": words,
-        "cls.predictions.decoder.bias": "cls.predictions.bias",
-    }
+    tied: ClassVar[Mapping[str, str]] = tied_output(MASKED_LM)
     heads = ("cls", "classifier", "qa_outputs")
     masked_lm = ("cls.predictions.",)
-    classes = tuple(x for x in HEAD_CLASSES if x != "ForNextSentencePrediction")
     run_keys: ClassVar[Mapping[str, type | None]] = {**RUN_KEYS, SIZE: None}
-    lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = LORA_MODULES
 
     def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
         tables = {x: y for x, y in EMBEDDINGS.items() if x != "task.weight"}

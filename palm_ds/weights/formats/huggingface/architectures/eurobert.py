@@ -26,6 +26,8 @@ from palm_ds.weights.formats.huggingface.architecture import (
     sizes_json,
 )
 from palm_ds.weights.formats.huggingface.check_config import (
+    SHAPE_CHECKS,
+    SHAPE_KEYS,
     above_0,
     check_values,
     rate,
@@ -44,27 +46,17 @@ _LAYER = {
     "contract": ("mlp.down_proj",),
 }
 _KEYS = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "num_hidden_layers": "num_layers",
-    "num_attention_heads": "num_heads",
-    "intermediate_size": "intermediate_size",
+    **SHAPE_KEYS,
     "max_position_embeddings": "max_positions",
     "rms_norm_eps": "layer_norm_eps",
     "initializer_range": "init_range",
     "attention_dropout": "attention_dropout",
     "hidden_act": "activation",
-    "pad_token_id": "pad",
 }
 """{key of config.json: ours}"""
 _CHECKS = {
-    "vocab_size": whole(1, 10_000_000),
-    "hidden_size": whole(1, 65_536),
-    "num_hidden_layers": whole(1, 1_000),
-    "num_attention_heads": whole(1, 1_024),
-    "intermediate_size": whole(1, 1_048_576),
+    **SHAPE_CHECKS,
     "max_position_embeddings": whole(1, 1_048_576),
-    "pad_token_id": whole(0, 10_000_000),
     **dict.fromkeys(("rms_norm_eps", "initializer_range"), above_0),
     "attention_dropout": rate,
     **dict.fromkeys(("hidden_act", "classifier_pooling"), text),

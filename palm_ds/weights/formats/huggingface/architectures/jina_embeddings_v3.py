@@ -12,15 +12,17 @@ from typing import Any, ClassVar
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.kinds.rotary_bert import JinaEmbeddingsV3, JinaEmbeddingsV3Options
 from palm_ds.weights.formats.huggingface.architecture import (
-    CLASSIFIER,
-    MASKED_WORDS,
-    QUESTION_ANSWERING,
     SEGMENTS,
     Architecture,
     Family,
     Names,
     both_ends,
     usual_config_json,
+)
+from palm_ds.weights.formats.huggingface.bert_like import (
+    ROBERTA_MASKED_LM,
+    head_names,
+    tied_output,
 )
 from palm_ds.weights.formats.huggingface.check_config import USUAL_CHECKS, USUAL_KEYS, check_values
 from palm_ds.weights.formats.huggingface.rotary import ATTENTION_MODULES, RUN_KEYS, rotary_base
@@ -63,10 +65,7 @@ class JinaEmbeddingsV3Architecture(Architecture):
     words = "embeddings.word_embeddings.weight"
     layer = "encoder.layers"
     task_table = SEGMENTS
-    tied: ClassVar[Mapping[str, str]] = {
-        "lm_head.decoder.weight": words,
-        "lm_head.decoder.bias": "lm_head.bias",
-    }
+    tied: ClassVar[Mapping[str, str]] = tied_output(ROBERTA_MASKED_LM)
     heads = ("lm_head", "classifier", "qa_outputs")
     masked_lm = ("lm_head.",)
     inputs = ("input_ids", "attention_mask", "token_type_ids")
@@ -96,12 +95,8 @@ class JinaEmbeddingsV3Architecture(Architecture):
                 stems[f"backbone.layers.{i}.{ours}"] = tuple(f"{prefix}.{i}.{x}" for x in hf)
         if layout != _NO_POOLER:
             stems["backbone.pooler.dense"] = ("classifier.dense" if own_dense else "pooler.dense",)
-        for ours, hf in (("dense", "dense"), ("norm", "layer_norm"), ("bias", "bias")):
-            stems[f"heads.{MASKED_WORDS}.{ours}"] = (f"lm_head.{hf}",)
-        stems[f"heads.{MASKED_WORDS}.decoder"] = ("lm_head.decoder.weight",)
-        stems[f"heads.{CLASSIFIER}.out"] = ("classifier.out_proj" if own_dense else "classifier",)
-        stems[f"heads.{QUESTION_ANSWERING}.out"] = ("qa_outputs",)
-        return both_ends(stems)
+        classifier = "classifier.out_proj" if own_dense else "classifier"
+        return both_ends({**stems, **head_names(ROBERTA_MASKED_LM, classifier)})
 
     def layout_of(self, kind: str, ending: str) -> str:
         if ending == "ForSequenceClassification":

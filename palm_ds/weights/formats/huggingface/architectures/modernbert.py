@@ -32,6 +32,8 @@ from palm_ds.weights.formats.huggingface.architecture import (
     sizes_json,
 )
 from palm_ds.weights.formats.huggingface.check_config import (
+    SHAPE_CHECKS,
+    SHAPE_KEYS,
     above_0,
     check_only,
     check_values,
@@ -52,19 +54,11 @@ _LAYER = {
 }
 _WHOLE, _LOCAL = "full_attention", "sliding_attention"
 _DEFAULTS = ModernBertOptions()
-_SIZES = {
-    "vocab_size": whole(1, 10_000_000),
-    "hidden_size": whole(1, 65_536),
-    "num_hidden_layers": whole(1, 1_000),
-    "num_attention_heads": whole(1, 1_024),
-    "intermediate_size": whole(1, 1_048_576),
+_CHECKS = {
+    **SHAPE_CHECKS,
     "max_position_embeddings": whole(1, 1_048_576),
     "local_attention": whole(2, 1_048_576),
     "global_attn_every_n_layers": whole(1, 1_000),
-    "pad_token_id": whole(0, 10_000_000),
-}
-_CHECKS = {
-    **_SIZES,
     **dict.fromkeys(("embedding_dropout", "attention_dropout", "mlp_dropout"), rate),
     **dict.fromkeys(("norm_eps", "initializer_range"), above_0),
     **dict.fromkeys(("hidden_activation", "classifier_activation", "classifier_pooling"), text),
@@ -72,18 +66,13 @@ _CHECKS = {
     **dict.fromkeys(("tie_word_embeddings", "decoder_bias"), truth),
 }
 _KEYS = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "num_hidden_layers": "num_layers",
-    "num_attention_heads": "num_heads",
-    "intermediate_size": "intermediate_size",
+    **SHAPE_KEYS,
     "max_position_embeddings": "max_positions",
     "norm_eps": "layer_norm_eps",
     "initializer_range": "init_range",
     "embedding_dropout": "dropout",
     "attention_dropout": "attention_dropout",
     "hidden_activation": "activation",
-    "pad_token_id": "pad",
     "tie_word_embeddings": "tie_word_embeddings",
 }
 """{key of config.json: ours}"""

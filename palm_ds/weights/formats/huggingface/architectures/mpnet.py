@@ -11,9 +11,7 @@ from typing import Any, ClassVar
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.kinds.bert import MPNet
 from palm_ds.weights.formats.huggingface.architecture import (
-    HEAD_CLASSES,
     POSITIONS,
-    Architecture,
     Family,
     Names,
     both_ends,
@@ -22,10 +20,14 @@ from palm_ds.weights.formats.huggingface.architecture import (
 from palm_ds.weights.formats.huggingface.bert_like import (
     EMBEDDINGS,
     LAYER,
+    ROBERTA_MASKED_LM,
     RUN_KEYS,
+    BertLike,
     body_names,
     head_names,
+    lora_modules,
     read_usual,
+    tied_output,
 )
 from palm_ds.weights.formats.huggingface.check_config import check_only
 
@@ -34,12 +36,6 @@ _LAYER = {
     **LAYER,
     "project": "attention.attn.o",
     "attention_norm": "attention.LayerNorm",
-}
-_MASKED_LM = {
-    "dense": "lm_head.dense",
-    "norm": "lm_head.layer_norm",
-    "bias": "lm_head.bias",
-    "decoder": "lm_head.decoder.weight",
 }
 _BUCKETS, _USUAL_BUCKETS = "relative_attention_num_buckets", 32
 """The key, and the number that transformers computes with, whatever the key says."""
@@ -50,31 +46,20 @@ _OWN_DENSE, _NO_POOLER = "own dense", "no pooler"
 _CLASS_DEFAULTS = {"vocab_size": 30_527, "max_position_embeddings": 512, "layer_norm_eps": 1e-12}
 
 
-class MPNetArchitecture(Architecture):
+class MPNetArchitecture(BertLike):
     """The architecture of `kind: mpnet`."""
 
     kind = "mpnet"
     families: ClassVar[Mapping[str, Family]] = {
         "mpnet": Family(class_prefix="MPNet", tensor_prefix="mpnet", masked_lm_activation="gelu")
     }
-    words = EMBEDDINGS["word.weight"]
-    layer = "encoder.layer"
     task_table = POSITIONS
-    tied: ClassVar[Mapping[str, str]] = {
-        "lm_head.decoder.weight": words,
-        "lm_head.decoder.bias": "lm_head.bias",
-    }
+    tied: ClassVar[Mapping[str, str]] = tied_output(ROBERTA_MASKED_LM)
     heads = ("lm_head", "classifier", "qa_outputs")
     masked_lm = ("lm_head.",)
-    classes = tuple(x for x in HEAD_CLASSES if x != "ForNextSentencePrediction")
     buffers = ("embeddings.position_ids",)
     run_keys: ClassVar[Mapping[str, type | None]] = {**RUN_KEYS, _BUCKETS: None}
-    lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = {
-        **dict(zip(("query", "key", "value"), _QKV, strict=True)),
-        "attention_output": "attention.attn.o",
-        "intermediate": "intermediate.dense",
-        "output": "output.dense",
-    }
+    lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = lora_modules(_QKV, _LAYER)
 
     def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
         tables = {x: y for x, y in EMBEDDINGS.items() if x not in ("segment.weight", "task.weight")}
@@ -84,7 +69,7 @@ class MPNetArchitecture(Architecture):
         if layout != _NO_POOLER:
             stems["backbone.pooler.dense"] = ("classifier.dense" if own_dense else "pooler.dense",)
         classifier = "classifier.out_proj" if own_dense else "classifier"
-        return both_ends({**stems, **head_names(_MASKED_LM, classifier)})
+        return both_ends({**stems, **head_names(ROBERTA_MASKED_LM, classifier)})
 
     def layout_of(self, kind: str, ending: str) -> str:
         if ending == "ForSequenceClassification":

@@ -26,6 +26,7 @@ from palm_ds.weights.formats.huggingface.architecture import (
     sizes_json,
 )
 from palm_ds.weights.formats.huggingface.check_config import (
+    SHAPE_CHECKS,
     above_0,
     check_only,
     check_values,
@@ -59,13 +60,8 @@ _KEYS = {
 }
 """{key of config.json: ours}"""
 _CHECKS = {
-    "vocab_size": whole(1, 10_000_000),
-    "hidden_size": whole(1, 65_536),
-    "num_hidden_layers": whole(1, 1_000),
-    "num_attention_heads": whole(1, 1_024),
-    "intermediate_size": whole(1, 1_048_576),
+    **SHAPE_CHECKS,
     "max_length": whole(1, 1_048_576),
-    "pad_token_id": whole(0, 10_000_000),
     **dict.fromkeys(("norm_eps", "decoder_init_range", "embedding_init_range"), above_0),
     "dropout": rate,
     **dict.fromkeys(("rms_norm", "rope", "ngpt"), truth),

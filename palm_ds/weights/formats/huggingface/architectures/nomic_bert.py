@@ -22,6 +22,7 @@ from palm_ds.weights.formats.huggingface.architecture import (
     both_ends,
     usual_config_json,
 )
+from palm_ds.weights.formats.huggingface.bert_like import tied_output
 from palm_ds.weights.formats.huggingface.check_config import (
     above_0,
     check_only,
@@ -116,10 +117,7 @@ class NomicBertArchitecture(Architecture):
     layer = "encoder.layers"
     task_table = SEGMENTS
     other_prefixes = ("bert.",)
-    tied: ClassVar[Mapping[str, str]] = {
-        "cls.predictions.decoder.weight": words,
-        "cls.predictions.decoder.bias": "cls.predictions.bias",
-    }
+    tied: ClassVar[Mapping[str, str]] = tied_output(_MASKED_LM)
     heads = ("cls", "classifier")
     masked_lm = ("cls.predictions.",)
     inputs = ("input_ids", "attention_mask", "token_type_ids")

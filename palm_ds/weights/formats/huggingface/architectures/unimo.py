@@ -19,7 +19,6 @@ from palm_ds.weights.formats.contents import TensorEntry
 from palm_ds.weights.formats.huggingface.architecture import (
     MASKED_WORDS,
     SEGMENTS,
-    Architecture,
     Entries,
     Family,
     Names,
@@ -29,8 +28,7 @@ from palm_ds.weights.formats.huggingface.architecture import (
 )
 from palm_ds.weights.formats.huggingface.bert_like import (
     EMBEDDINGS,
-    LORA_MODULES,
-    RUN_KEYS,
+    BertLike,
     body_names,
     moved_positions,
     read_usual,
@@ -42,7 +40,7 @@ _TRANSFORM = {"dense": "lm_head.transform", "norm": "lm_head.layer_norm"}
 _OUTPUT = {"bias": "lm_head.decoder_bias", "decoder": "lm_head.decoder_weight"}
 
 
-class UnimoArchitecture(Architecture):
+class UnimoArchitecture(BertLike):
     """The architecture of `kind: unimo`."""
 
     kind = "unimo"
@@ -56,14 +54,10 @@ class UnimoArchitecture(Architecture):
             paddle_eps=1e-5,
         )
     }
-    words = EMBEDDINGS["word.weight"]
-    layer = "encoder.layer"
-    tied: ClassVar[Mapping[str, str]] = {"lm_head.decoder_weight": words}
+    tied: ClassVar[Mapping[str, str]] = {_OUTPUT["decoder"]: EMBEDDINGS["word.weight"]}
     heads = ("lm_head",)
     masked_lm = ("lm_head.",)
     classes = ()
-    run_keys: ClassVar[Mapping[str, type | None]] = RUN_KEYS
-    lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = LORA_MODULES
 
     def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
         tables = {x: y for x, y in EMBEDDINGS.items() if x != "task.weight"}
