@@ -237,12 +237,14 @@ def cell_of(values: Mapping[Any, Any], role: str, key: Key) -> Any:
     return [str(name) for name, cell in zip(key, value, strict=True) if _is_one(cell, name)]
 
 
+_ZERO_OR_ONE = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
+
+
 def _is_one(cell: object, name: str | int) -> bool:
-    known = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
-    if (text := str(cell).strip().lower()) not in known:
+    if (text := str(cell).strip().lower()) not in _ZERO_OR_ONE:
         got = "empty" if cell in (None, "") else repr(cell)
         raise BadRecordError(f"{name} is {got}, not 0 or 1, as a column of a class is")
-    return known[text]
+    return _ZERO_OR_ONE[text]
 
 
 def _shown(names: Sequence[str | int]) -> str:
