@@ -166,8 +166,8 @@ def _read_hosts(file: Path) -> dict[str, str]:
         host, *rest = line.partition("#")[0].split() or [""]
         if not host:
             continue
-        known = host in slots or host.startswith("-")  # ssh would read an option
-        if known or not re.match(r"slots=[1-9]\d*( |$)", " ".join(rest), re.ASCII):
+        refused = host in slots or host.startswith("-")  # ssh would read an option
+        if refused or not re.match(r"slots=[1-9]\d*( |$)", " ".join(rest), re.ASCII):
             raise UserError(
                 f"{file}:{number}: expected `HOST slots=N`, each host once, got {line!r}"
             )

@@ -84,12 +84,15 @@ def label_notes(names: Collection[str], *, rows: int) -> list[str]:
 
 def _merged_notes(names: Collection[str]) -> list[str]:
     """The first whole number that a table spells in two ways, which `distinct` makes one class."""
-    both = [name for name in sorted(names) if name.endswith(".0") and name[:-2] in names]
+    both = [
+        name
+        for name in sorted(names)
+        if name.endswith(".0") and name[:-2] in names and name[:-2] in spellings(name)
+    ]
     return [
         f"{name[:-2]!r} and {name!r} are one class, as they are one number; if they are names, "
         f"such as versions, write 'v{name[:-2]}' and 'v{name}'"
         for name in both[:1]
-        if name[:-2] in spellings(name)
     ]
 
 

@@ -12,6 +12,7 @@ ODD = {
     "invisible": (["y", "y\u200b", "n"], r"'y' and 'y\u200b' look alike"),
     "spellings": (["1", "1.00", "0"], "'1' and '1.00' look alike"),
     "numbers": (["1", "1.0", "0"], "'1' and '1.0' are one class, as they are one number; if"),
+    "numbers behind a name": (["A", "A.0", "1", "1.0"], "'1' and '1.0' are one class, as they are one number; if"),
     "width": (["Ａ", "A"], "'A' and 'Ａ' look alike"),
     "numbers and words": (["1", "2", "x"], "numbers ('1', '2') and words ('x') are both classes"),
     "missing": (["a", "b", "NaN"], "'NaN' may mean that the label is missing"),
