@@ -12,7 +12,6 @@ ODD = {
     "invisible": (["y", "y\u200b", "n"], r"'y' and 'y\u200b' look alike"),
     "spellings": (["1", "1.00", "0"], "'1' and '1.00' look alike"),
     "numbers": (["1", "1.0", "0"], "'1' and '1.0' are one class, as they are one number; if"),
-    "numbers behind a name": (["A", "A.0", "1", "1.0"], "'1' and '1.0' are one class, as they are one number; if"),
     "width": (["Ａ", "A"], "'A' and 'Ａ' look alike"),
     "numbers and words": (["1", "2", "x"], "numbers ('1', '2') and words ('x') are both classes"),
     "missing": (["a", "b", "NaN"], "'NaN' may mean that the label is missing"),
@@ -41,3 +40,8 @@ def test_odd_names_are_remarked_on(case: str) -> None:
 @pytest.mark.parametrize("case", USUAL)
 def test_usual_names_are_not(case: str) -> None:
     assert label_notes(USUAL[case], rows=500) == []
+
+
+def test_a_name_that_is_no_number_hides_no_other() -> None:
+    notes = label_notes(["+", "+.0", "1", "1.0"], rows=100)
+    assert any(note.startswith("'1' and '1.0' are one class") for note in notes)
