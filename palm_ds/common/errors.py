@@ -14,12 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from palm_ds.common.messages import (
-    plain_messages,
-    print_error,
-    printable,
-    without_secrets,
-)
+from palm_ds.common.messages import plain_messages, print_error, printable, without_secrets
 
 FINISHED = 0
 FAILED = 1

@@ -32,13 +32,7 @@ from palm_ds.inference.search.vectors import unit
 from palm_ds.model.inputs.batch import PackedText
 from palm_ds.model.multi_task_model import Model
 from palm_ds.model.ops.splade import largest
-from palm_ds.serve.forward import (
-    EVERY_TOKEN,
-    Scores,
-    label_for_vector,
-    layer_state,
-    vectors_task,
-)
+from palm_ds.serve.forward import EVERY_TOKEN, Scores, label_for_vector, layer_state, vectors_task
 from palm_ds.serve.limits import RequestError, ServingLimits
 from palm_ds.serve.scheduler import Work
 from palm_ds.serve.served_model import ServedModel

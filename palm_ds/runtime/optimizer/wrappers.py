@@ -16,12 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from palm_ds.runtime.optimizer.param_groups import (
-    AllBut,
-    Selection,
-    match_patterns,
-    selections_of,
-)
+from palm_ds.runtime.optimizer.param_groups import AllBut, Selection, match_patterns, selections_of
 from palm_ds.runtime.optimizer.state import ADAM, MOMENTUM, OptimizerStateSpec, total_norm
 
 _TINY, _FLUSH_EVERY = 1e-33, 64

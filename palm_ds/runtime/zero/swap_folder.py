@@ -176,9 +176,7 @@ def _check_folder(path: Path, where: str) -> None:
 
 def _check_async_io(where: str) -> None:
     import_deepspeed()
-    from deepspeed.ops.op_builder import (
-        AsyncIOBuilder,  # pyright: ignore[reportAttributeAccessIssue]
-    )
+    from deepspeed.ops.op_builder import AsyncIOBuilder  # pyright: ignore[reportAttributeAccessIssue]
 
     log.info("loading DeepSpeed's async_io; the first time it is compiled, which takes minutes")
     try:

@@ -18,13 +18,7 @@ from fastapi import Request, Response
 
 from palm_ds.common.messages import counted
 from palm_ds.serve.http import schemas
-from palm_ds.serve.http.answers import (
-    Json,
-    deadline_of,
-    in_base64,
-    service_of,
-    settings_of,
-)
+from palm_ds.serve.http.answers import Json, deadline_of, in_base64, service_of, settings_of
 from palm_ds.serve.limits import RequestError
 from palm_ds.serve.requests import Input
 from palm_ds.serve.token_ids import TokenIds

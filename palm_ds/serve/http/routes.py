@@ -16,13 +16,7 @@ from palm_ds.inference.embedder import EmbeddingSettings
 from palm_ds.inference.search.texts import IndexedText
 from palm_ds.serve import index_requests, metrics
 from palm_ds.serve.http import compatible, schemas
-from palm_ds.serve.http.answers import (
-    Json,
-    deadline_of,
-    in_base64,
-    service_of,
-    settings_of,
-)
+from palm_ds.serve.http.answers import Json, deadline_of, in_base64, service_of, settings_of
 from palm_ds.serve.limits import RequestError
 from palm_ds.serve.served_model import ServedModel
 from palm_ds.serve.token_ids import given_texts

@@ -17,14 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from palm_ds.common.errors import UserError
-from palm_ds.tasks.metrics.counts import (
-    Averages,
-    MatchCounts,
-    averages,
-    mean,
-    nan_lowest,
-    paired,
-)
+from palm_ds.tasks.metrics.counts import Averages, MatchCounts, averages, mean, nan_lowest, paired
 
 
 def accuracy(predictions: npt.ArrayLike, labels: npt.ArrayLike) -> float:

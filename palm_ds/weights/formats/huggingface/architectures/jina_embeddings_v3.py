@@ -19,11 +19,7 @@ from palm_ds.weights.formats.huggingface.architecture import (
     both_ends,
     usual_config_json,
 )
-from palm_ds.weights.formats.huggingface.bert_like import (
-    ROBERTA_MASKED_LM,
-    head_names,
-    tied_output,
-)
+from palm_ds.weights.formats.huggingface.bert_like import ROBERTA_MASKED_LM, head_names, tied_output
 from palm_ds.weights.formats.huggingface.check_config import USUAL_CHECKS, USUAL_KEYS, check_values
 from palm_ds.weights.formats.huggingface.rotary import ATTENTION_MODULES, RUN_KEYS, rotary_base
 
