@@ -22,6 +22,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.messages import counted
 
 if TYPE_CHECKING:
+    from palm_ds.data.reader.options import ColumnKey
     from palm_ds.inference.predict_files import PredictionSummary
     from palm_ds.inference.predictor import Predictor
     from palm_ds.runtime.processes.process_group import ProcessGroup
@@ -99,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
 def _predict_files(
     args: argparse.Namespace,
     predictor: Predictor,
-    columns: dict[str, str | int],
+    columns: dict[str, ColumnKey],
     group: ProcessGroup,
 ) -> int:
     from palm_ds.inference.predict_files import PredictionJob, predict_files

@@ -29,7 +29,7 @@ from palm_ds.common.json_files import write_json
 from palm_ds.common.plugins import source_code
 from palm_ds.common.sparse_vectors import SparseVectors, load_sparse
 from palm_ds.common.version import __version__
-from palm_ds.data.reader import Table, TableSettings, open_table
+from palm_ds.data.reader import ColumnKey, Table, TableSettings, open_table
 from palm_ds.inference.embedder import CHUNK, Embedder, Text
 from palm_ds.inference.parts import OutputParts, model_files
 from palm_ds.runtime.processes.process_group import SINGLE_PROCESS, ProcessGroup
@@ -46,7 +46,7 @@ class EmbeddingJob:
 
     inputs: Sequence[str]
     output: Path
-    columns: Mapping[str, str | int] = field(default_factory=dict)
+    columns: Mapping[str, ColumnKey] = field(default_factory=dict)
     """{role: column}; the texts are `text_a`, with `text_b` pairs."""
     format: str = ""
     """Format of the input; empty: by the files' suffixes."""
@@ -129,7 +129,7 @@ def _read_settings(job: EmbeddingJob) -> TableSettings:
     return TableSettings(format=job.format or "auto", columns=job.columns)
 
 
-def texts_of(table: Table, columns: Mapping[str, str | int]) -> list[Text]:
+def texts_of(table: Table, columns: Mapping[str, ColumnKey]) -> list[Text]:
     """The texts of a table; the pairs of one with two texts in a row, unless `columns` names the
     first alone. Raises UserError."""
     if "text_a" not in table.columns:

@@ -16,7 +16,7 @@ import numpy as np
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.sparse_vectors import SparseVector
-from palm_ds.data.reader.options import TableSettings
+from palm_ds.data.reader.options import ColumnKey, TableSettings
 from palm_ds.data.reader.piped_rows import alike
 from palm_ds.data.reader.table import ReadRows, Table
 from palm_ds.data.sources.row_inputs import columns_for
@@ -77,7 +77,7 @@ class PredictionAnswer:
     """Predictions of a model's tasks: of one as the row's own keys, of several by their names."""
 
     predictor: Predictor
-    columns: Mapping[str, str | int] = field(default_factory=dict)
+    columns: Mapping[str, ColumnKey] = field(default_factory=dict)
     """{role: column}: overrides the recipe's."""
 
     @property
@@ -125,7 +125,7 @@ class EmbeddingAnswer:
     weight}."""
 
     embedder: Embedder
-    columns: Mapping[str, str | int] = field(default_factory=dict)
+    columns: Mapping[str, ColumnKey] = field(default_factory=dict)
     """{role: column}; the texts are `text_a`, with `text_b` pairs."""
     read: TableSettings = field(default_factory=TableSettings)
 

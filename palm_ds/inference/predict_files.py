@@ -29,7 +29,7 @@ from palm_ds.common.messages import counted, nan_to_null
 from palm_ds.common.plugins import source_code
 from palm_ds.common.version import __version__
 from palm_ds.data.reader import Table, TableSettings, open_table
-from palm_ds.data.reader.options import LABELS, is_label
+from palm_ds.data.reader.options import LABELS, ColumnKey, is_label
 from palm_ds.data.reader.table import dropped, drops_of
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.interfaces import ScoreReport
@@ -57,7 +57,7 @@ class PredictionJob:
 
     inputs: Sequence[str]
     output: Path
-    columns: Mapping[str, str | int] = field(default_factory=dict)
+    columns: Mapping[str, ColumnKey] = field(default_factory=dict)
     """{role: column}: overrides the recipe's."""
     format: str = ""
     """Format of the input; empty means as in the recipe."""

@@ -5,7 +5,7 @@ table[0]        # {"text_a": "a fine film", "label": "1"}
 table.where(0)  # "train.tsv:2"
 """
 
-from palm_ds.data.reader.options import ROLES, TableSettings
+from palm_ds.data.reader.options import ROLES, ColumnKey, TableSettings
 from palm_ds.data.reader.table import Table, open_table, read_rows
 
-__all__ = ["ROLES", "Table", "TableSettings", "open_table", "read_rows"]
+__all__ = ["ROLES", "ColumnKey", "Table", "TableSettings", "open_table", "read_rows"]

@@ -10,7 +10,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.rows.cells import other_separator
 from palm_ds.common.rows.lines import BadRecordError
 from palm_ds.data.reader.find_files import File
-from palm_ds.data.reader.options import ONLY_NAMED, ROLES, TableSettings, is_label
+from palm_ds.data.reader.options import ONLY_NAMED, ROLES, ColumnKey, TableSettings, is_label
 from palm_ds.data.reader.regions import unimo_line
 
 TEXTS = (
@@ -46,14 +46,13 @@ _NUMBERED_WIDTH = 8
 """Columns of CoNLL from which on the first may be a number: CoNLL-X, CoNLL-2009, CoNLL-U."""
 OPEN = ("jsonl", "json", "memory")
 """Formats whose rows may differ in their columns; the columns of any row count."""
-Key = str | int | list[str | int]
 
 
 def pick(
     names: Sequence[str | int], first: Mapping[Any, Any], settings: TableSettings, file: File
-) -> dict[str, Key]:
+) -> dict[str, ColumnKey]:
     """The column or columns of each role, given the columns of a file with a sample value each."""
-    picked: dict[str, Key] = {
+    picked: dict[str, ColumnKey] = {
         role: _named(key, names, f"{file.path}: columns.{role}", file.format)
         for role, key in settings.columns.items()
         if key != ""
@@ -107,14 +106,14 @@ def _something_else(names: Collection[str]) -> set[str]:
     return lacking | ({"source", "source_b", "source_c"} if texts and not target else set())
 
 
-def without_role(names: Sequence[str | int], keys: Iterable[Key]) -> list[str]:
+def without_role(names: Sequence[str | int], keys: Iterable[ColumnKey]) -> list[str]:
     """The columns that no key refers to."""
     used = {x for key in keys for x in (key if isinstance(key, list) else [key])}
     used |= {x.split(".")[0] for x in used if isinstance(x, str)}
     return [str(name) for name in names if name not in used]
 
 
-def _named(key: Key, names: Sequence[str | int], where: str, format: str) -> Key:
+def _named(key: ColumnKey, names: Sequence[str | int], where: str, format: str) -> ColumnKey:
     """The key itself if such a column exists; a number becomes the column's name."""
     if isinstance(key, list):
         return [_one(column, names, where, format) for column in key]
@@ -140,8 +139,8 @@ def _one(key: str | int, names: Sequence[str | int], where: str, format: str) ->
     raise UserError(f"{where}: no column `{key}`; it has {has}")
 
 
-def _by_alias(free: Sequence[str | int], taken: Collection[str], path: str) -> dict[str, Key]:
-    chosen: dict[str, Key] = {}
+def _by_alias(free: Sequence[str | int], taken: Collection[str], path: str) -> dict[str, ColumnKey]:
+    chosen: dict[str, ColumnKey] = {}
     for role, aliases in ALIASES.items():
         present = [name for name in aliases if name in free]
         if present and role not in taken:
@@ -211,7 +210,7 @@ def _as_option(role: str) -> str:
     return f", or --columns {role}=NAME{of_embed}"
 
 
-def value_of(values: Mapping[Any, Any], key: Key) -> Any:
+def value_of(values: Mapping[Any, Any], key: ColumnKey) -> Any:
     """The value at a name, or at a dotted path of names."""
     if isinstance(key, list):
         return [value_of(values, column) for column in key]
@@ -226,7 +225,7 @@ def value_of(values: Mapping[Any, Any], key: Key) -> Any:
     return inside
 
 
-def cell_of(values: Mapping[Any, Any], role: str, key: Key) -> Any:
+def cell_of(values: Mapping[Any, Any], role: str, key: ColumnKey) -> Any:
     """The value of a role: of columns of 0 and 1 the names of those that are 1, None if all are
     empty."""
     value = value_of(values, key)

@@ -48,6 +48,8 @@ FURTHER_LABEL = "label_"
 LABELS = ("label", "tags", "spans", "answers", "impossible", "target")
 """Column roles that hold labels, besides those that begin with `label_`."""
 TAG_DELIMITER = "\x02"
+ColumnKey = str | int | list[str | int]
+"""A column by its name or number, or a list of them."""
 _JOINED = (
     *("choices", "text_a", "text_b", "text_b_neg", "negatives", "teacher_scores"),
     *("source", "source_b", "source_c", "image", "label"),
@@ -119,7 +121,7 @@ def is_label(role: str) -> bool:
     return role in LABELS or role.startswith(FURTHER_LABEL)
 
 
-def columns_of(texts: Sequence[str]) -> dict[str, str | int | list[str | int]]:
+def columns_of(texts: Sequence[str]) -> dict[str, ColumnKey]:
     """{role: column} from `role=name` as typed on the command line; a column without a name by its
     number, `role=` for none. A role given again has a list of columns."""
     columns: dict[str, list[str | int]] = {}

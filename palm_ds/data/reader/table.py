@@ -19,7 +19,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.rows.lines import BadRecordError
 from palm_ds.data.reader.block_formats import read_conll, read_smart
 from palm_ds.data.reader.cell_values import parse, spellings
-from palm_ds.data.reader.column_roles import OPEN, Key, cell_of, pick, without_role
+from palm_ds.data.reader.column_roles import OPEN, cell_of, pick, without_role
 from palm_ds.data.reader.find_files import File, contents_hash, find_files
 from palm_ds.data.reader.formats import (
     Row,
@@ -31,7 +31,7 @@ from palm_ds.data.reader.formats import (
     read_text,
     read_tsv,
 )
-from palm_ds.data.reader.options import TAG_DELIMITER, TableSettings, WholeRows
+from palm_ds.data.reader.options import TAG_DELIMITER, ColumnKey, TableSettings, WholeRows
 from palm_ds.data.reader.regions import ImageRegions, RegionFiles
 
 MEMORY = "memory"
@@ -358,7 +358,7 @@ def _raw_rows(
     places: list[Place] = []
     raw: list[tuple[Any, ...]] = []
     for number, file in enumerate(files):
-        keys: dict[str, Key] = {}
+        keys: dict[str, ColumnKey] = {}
         for row, sample in _with_sample(_full_rows(file, settings, notes), file.format):
             if not keys:
                 keys = pick(list(sample), sample, settings, file)
@@ -410,7 +410,7 @@ def _full_rows(file: File, settings: TableSettings, notes: _Notes) -> Iterator[R
             empty.append(where(file, row.place))
 
 
-def _check_roles(roles: Sequence[str], keys: dict[str, Key], first: File, file: File) -> None:
+def _check_roles(roles: Sequence[str], keys: dict[str, ColumnKey], first: File, file: File) -> None:
     if set(roles) != set(keys):
         raise UserError(
             f"{file.path}: has {', '.join(keys)}, but {first.path} has {', '.join(roles)}; "

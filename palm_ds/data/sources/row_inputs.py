@@ -26,7 +26,7 @@ import numpy as np
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.rows.columnar import renamed_rows
-from palm_ds.data.reader import Table, TableSettings, open_table
+from palm_ds.data.reader import ColumnKey, Table, TableSettings, open_table
 from palm_ds.data.reader.find_files import has_known_suffix
 
 if TYPE_CHECKING:
@@ -115,9 +115,9 @@ def open_rows(rows: Listed, settings: TableSettings, name: str) -> Table:
 
 def columns_for(
     rows: Sequence[Mapping[str, Any]],
-    columns: Mapping[str, str | int | list[str | int]],
+    columns: Mapping[str, ColumnKey],
     texts: Sequence[str] = (),
-) -> dict[str, str | int | list[str | int]]:
+) -> dict[str, ColumnKey]:
     """The columns, {role: column}, by which rows in memory are read that may not come from the file
     that `columns` describes: a role whose column they lack is found by its own name instead.
     `texts`: roles that texts and pairs have."""
@@ -131,7 +131,7 @@ def columns_for(
     return chosen
 
 
-def _among(column: str | int | list[str | int], names: set[str]) -> bool:
+def _among(column: ColumnKey, names: set[str]) -> bool:
     """Whether rows with these columns have this one: `a.b` is b inside a."""
     if isinstance(column, list):
         return all(_among(each, names) for each in column)

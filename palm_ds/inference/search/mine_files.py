@@ -22,7 +22,7 @@ import numpy as np
 from palm_ds.common.atomic import write_file_atomically
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.files import hash_of_text
-from palm_ds.data.reader import Table, TableSettings, open_table
+from palm_ds.data.reader import ColumnKey, Table, TableSettings, open_table
 from palm_ds.data.tasks.task import TableTask
 from palm_ds.inference.embedder import CHUNK, Embedder
 from palm_ds.inference.embedding_files import vectors_key
@@ -82,7 +82,7 @@ class PairScorer:
 # ---- what is read ----
 
 
-def open_pairs(files: Sequence[str], columns: Mapping[str, str | int | list[str | int]]) -> Table:
+def open_pairs(files: Sequence[str], columns: Mapping[str, ColumnKey]) -> Table:
     """Rows with the roles `query`, in some rows null, and `positive`. Raises UserError."""
     table = open_table(list(files), TableSettings(columns=columns))
     for number, text in enumerate(table.column("positive")):
