@@ -91,7 +91,7 @@ def as_metrics(scores: Mapping[str, TaskScore]) -> dict[str, dict[str, float]]:
 def stored_metrics(folder: Path) -> dict[str, dict[str, float]]:
     """`as_metrics` of the last evaluation in a run folder; empty if there was none."""
     file = folder / FILE
-    evaluations = read_metrics(file).evaluations if file.is_file() else []
+    evaluations = read_metrics(file, steps=False).evaluations if file.is_file() else []
     scores = evaluations[-1]["scores"] if evaluations else {}
     found = {
         name: {**(score.get("metrics") or {}), "loss": score["loss"]}

@@ -17,7 +17,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -26,14 +26,17 @@ from palm_ds.common.errors import UserError
 _STEM_LENGTH = 40  # characters of a folder's name in its part's name, whose length is limited too
 
 
-def write_file_atomically(path: str | Path, data: str | bytes) -> None:
-    """Replaces a file with `data` (text as UTF-8). Several processes may write the same file. An
-    OSError names it; a place where no file can be made is a UserError."""
+def write_file_atomically(path: str | Path, data: str | bytes | Iterable[bytes]) -> None:
+    """Replaces a file with `data` (text as UTF-8; or its parts, one after another). Several
+    processes may write the same file. An OSError names it; a place where no file can be made is a
+    UserError."""
     path = Path(path)
     # no process number: containers that share a folder may have the same ones
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        part.write_bytes(data.encode("utf-8") if isinstance(data, str) else data)
+        with part.open("wb") as file:
+            whole = data.encode("utf-8") if isinstance(data, str) else data
+            file.writelines([whole] if isinstance(whole, bytes) else whole)
         move_into_place(part, path)
     except BaseException as error:
         with suppress(OSError):

@@ -2,6 +2,9 @@
 
     shard = MappedShard(file)
     shard.block(token)          # the record batch with this token of the shard, views of the file
+    map_array(file)             # the array of an .npy file, mapped
+
+A mapped file is not an open one, of which a process may have no more than 1,024.
 
 Only the headers of the record batches are read to find their places (a few bytes are kept for
 each). Of the batches themselves, the few used last are kept as Python objects.
@@ -36,8 +39,7 @@ class MappedShard:
     """The record batches of a shard, found by token."""
 
     def __init__(self, file: Path) -> None:
-        with pa.memory_map(str(file)) as source:
-            self._data = source.read_buffer()
+        self._data = _mapped(file)
         stream = pa.BufferReader(self._data)
         self._schema = pa.ipc.read_schema(stream)
         starts, places = [0], []
@@ -82,6 +84,26 @@ class MappedShard:
             if name != "id"
         }
         return RecordBlock(int(self._starts[number]), columns, batch.column("id"))
+
+
+def map_array(file: Path) -> np.ndarray:
+    """The array of an .npy file (`np.load` would keep the file open). Raises OSError or ValueError
+    if it is none."""
+    with file.open("rb") as handle:
+        np.lib.format.read_magic(handle)
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(handle)
+        start = handle.tell()
+    data, order = _mapped(file), "F" if fortran else "C"
+    try:
+        return np.ndarray(shape, dtype, data, start, order=order)
+    except TypeError:
+        raise ValueError(f"ends after {len(data)} bytes") from None
+
+
+def _mapped(file: Path) -> pa.Buffer:
+    """The contents of a file, which stay mapped as long as something views them."""
+    with pa.memory_map(str(file)) as source:
+        return source.read_buffer()
 
 
 def _in_place(numbers: pa.Array) -> np.ndarray:

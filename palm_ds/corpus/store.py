@@ -24,7 +24,7 @@ from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.file_cache import HeldFile
 from palm_ds.common.lru_cache import RecentlyUsed
 from palm_ds.corpus.corpus_folder import CorpusFolder, open_folder
-from palm_ds.corpus.mapped_shard import MappedShard, RecordBlock
+from palm_ds.corpus.mapped_shard import MappedShard, RecordBlock, map_array
 from palm_ds.corpus.writer import REPEATED
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.text.tokens import SpecialTokens, TokenSpan
@@ -71,7 +71,7 @@ class Corpus:
         held = self.folder.hold(f"index/{name}.npy")
         self._held.append(held)
         try:
-            array = np.load(held.path, mmap_mode="r")
+            array = map_array(held.path)
         except (OSError, ValueError) as error:
             raise UserError(f"corpus {self.path}: index/{name}.npy: {error}") from None
         if array.shape != (entries + 1,) or array.dtype != np.int64:
@@ -88,7 +88,7 @@ class Corpus:
         if name not in self.manifest.files:
             return np.zeros(0, np.int64)
         self._held.append(self.folder.hold(name))
-        return np.load(self._held[-1].path, mmap_mode="r")
+        return map_array(self._held[-1].path)
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer the corpus was prepared with."""

@@ -17,6 +17,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,14 @@ def _state(job: PreparationJob) -> dict[str, Any]:
 
 
 def load_job(folder: Path) -> PreparationJob:
-    """Reads the job of a working folder."""
+    """Reads the job of a working folder. A worker keeps it between its work units: that of many
+    input files takes seconds to read."""
+    return _read_job(folder, (folder / NAME).stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=1)
+def _read_job(folder: Path, made: int) -> PreparationJob:
+    """`made`: the time of job.json, so that a new job is not taken for the one kept."""
     state = json.loads((folder / NAME).read_text("utf-8"))
     state["text"] = text_options(state["text"])
     state["input"] = input_options(state["input"])
@@ -152,7 +160,7 @@ def part_file(folder: Path, number: int, suffix: str) -> Path:
 
 def save_part(folder: Path, number: int, summary: ShardSummary, about: Mapping[str, Any]) -> None:
     """Records that a shard is finished; `about` has the counts of lines and rejections."""
-    save_lengths(part_file(folder, number, ".npz"), summary.lengths())
+    save_lengths(part_file(folder, number, ".npz"), summary.lengths)
     state = {
         "shard": asdict(summary.shard),
         "text_bytes": summary.text_bytes,
@@ -172,7 +180,7 @@ def load_part(folder: Path, number: int) -> tuple[ShardSummary, dict[str, Any]]:
         text_bytes=state["text_bytes"],
         span_counts=state["units"],
         file=state["file"],
-        lengths=lambda: load_lengths(part_file(folder, number, ".npz")),
+        lengths=partial(load_lengths, part_file(folder, number, ".npz")),
     )
     return summary, state
 

@@ -15,7 +15,7 @@ import io
 import os
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -63,7 +63,7 @@ class ShardSummary:
     text_bytes: int
     span_counts: Mapping[str, int]  # how many of each annotation in COUNTED_ANNOTATIONS
     file: Mapping[str, Any]  # bytes, sha256
-    lengths: Callable[[], ShardLengths]  # read for the index, one shard at a time
+    lengths: Callable[[str], np.ndarray]  # by field, read for the index one shard at a time
 
 
 def as_arrow(values: np.ndarray) -> pa.Array:
@@ -200,7 +200,7 @@ class ShardWriter:
             text_bytes=self.text_bytes,
             span_counts=dict(self._span_counts),
             file=self._sink.entry(),
-            lengths=lambda: lengths,
+            lengths=lambda field: getattr(lengths, field),
         )
 
 
@@ -230,7 +230,7 @@ def _write_starts(
     starts = np.lib.format.open_memmap(file, mode="w+", dtype=np.int64, shape=(entries + 1,))
     at = 0
     for part in parts:
-        lengths = getattr(part.lengths(), of)
+        lengths = part.lengths(of)
         starts[at + 1 : at + 1 + len(lengths)] = starts[at] + np.cumsum(lengths)
         at += len(lengths)
     starts.flush()
@@ -260,7 +260,7 @@ def _hashes_between(
     """(hashes, document numbers) of the documents whose hashes are in low .. high - 1."""
     hashes, numbers, at = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)], 0
     for part in parts:
-        stored = part.lengths().document_hashes
+        stored = part.lengths("document_hashes")
         inside = np.flatnonzero((stored >= np.uint64(low)) & (stored <= np.uint64(high - 1)))
         hashes.append(stored[inside])
         numbers.append(at + inside)
@@ -291,17 +291,17 @@ def content_fingerprint(summaries: Iterable[Mapping[str, Any]]) -> str:
     return hash_of_text(text)
 
 
-def save_lengths(file: Path, lengths: ShardLengths) -> None:
-    """Writes lengths to an .npz file."""
+def save_lengths(file: Path, lengths: Callable[[str], np.ndarray]) -> None:
+    """Writes the lengths of a summary to an .npz file."""
     buffer = io.BytesIO()
-    np.savez(buffer, **vars(lengths))
+    np.savez(buffer, **{field.name: lengths(field.name) for field in fields(ShardLengths)})
     write_file_atomically(file, buffer.getvalue())
 
 
-def load_lengths(file: Path) -> ShardLengths:
-    """Reads what `save_lengths` wrote."""
+def load_lengths(file: Path, field: str) -> np.ndarray:
+    """Reads one field of what `save_lengths` wrote."""
     with np.load(file) as arrays:
-        return ShardLengths(**{name: arrays[name] for name in arrays.files})
+        return arrays[field]
 
 
 def write_corpus(

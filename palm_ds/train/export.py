@@ -376,7 +376,7 @@ def held_out_scores(folder: Path, steps: int) -> dict[str, dict[str, float]]:
     """{task: {measure: score}} of the evaluation of a run after `steps` steps: the task's metrics,
     or else loss and accuracy. Empty if there was none."""
     file = folder / FILE
-    evaluations = read_metrics(file).evaluations if file.is_file() else []
+    evaluations = read_metrics(file, steps=False).evaluations if file.is_file() else []
     evaluation = next((record for record in reversed(evaluations) if record["step"] == steps), {})
     scores = {task: _measures(score) for task, score in (evaluation.get("scores") or {}).items()}
     return {task: values for task, values in scores.items() if values}

@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import datasets
@@ -16,9 +17,10 @@ import pytest
 
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.options import InputOptions, TextOptions
-from palm_ds.corpus.prepare import PrepareOptions, prepare
+from palm_ds.corpus.prepare import PrepareOptions, plan, prepare
 from palm_ds.corpus.rejected import read_rejected
 from palm_ds.corpus.store import open_corpus
+from palm_ds.corpus.work_dir import load_job, save_job
 from palm_ds.text.tokenizer import load_tokenizer
 from tests.helpers import warm_python
 from tests.helpers.warm_python import Program
@@ -362,6 +364,16 @@ def test_strict_stops_at_the_first_bad_line(tmp_path: Path, workers: int) -> Non
     with pytest.raises(UserError, match=r"a.jsonl: line 34: not JSON.*--strict"):
         prepare(tmp_path / "corpus", [str(tmp_path / "a.jsonl")], options)
     assert not (tmp_path / "corpus").exists()
+
+
+def test_a_worker_reads_the_job_once(source: Path, tmp_path: Path) -> None:
+    """That of 100,000 input files is 30 MB of JSON, and is needed in every work unit."""
+    options = PrepareOptions(train="wordpiece", vocab_size=300)
+    for strict in (False, True):
+        job = plan([str(source)], replace(options, strict=strict))
+        save_job(tmp_path, job)
+        assert load_job(tmp_path) == job
+        assert load_job(tmp_path) is load_job(tmp_path)
 
 
 def test_a_second_preparation_is_refused(source: Path, tmp_path: Path) -> None:

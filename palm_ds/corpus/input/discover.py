@@ -287,12 +287,14 @@ def split_into_units(
     """Splits the inputs into work units of about `size` bytes, in order."""
     units: list[WorkUnit] = []
     filling: list[InputSpan] = []
+    filled = 0
     for number, item in enumerate(inputs):
         for span in _spans(number, item, options, size):
-            if filling and unit_bytes(filling) + span.bytes > size:
+            if filling and filled + span.bytes > size:
                 units.append(tuple(filling))
-                filling = []
+                filling, filled = [], 0
             filling.append(span)
+            filled += span.bytes
     if filling:
         units.append(tuple(filling))
     return tuple(units)

@@ -29,6 +29,7 @@ from palm_ds.common.json_files import write_json
 from palm_ds.common.lru_cache import RecentlyUsed
 from palm_ds.corpus.executors import ParallelMap
 from palm_ds.corpus.input.records import Record
+from palm_ds.corpus.mapped_shard import map_array
 from palm_ds.corpus.rejected import describe_place
 from palm_ds.corpus.screening import fingerprints
 from palm_ds.corpus.screening.duplicates import UnitFingerprints, find_clusters, similarities
@@ -240,7 +241,7 @@ class _Screened:
         return {"file": item.name, "line": line + self.lines_before[number][span]}
 
     def _array(self, number: int, name: str) -> np.ndarray:
-        return np.load(_folder(self.folder, number) / f"{name}.npy", mmap_mode="r")
+        return map_array(_folder(self.folder, number) / f"{name}.npy")
 
     def _state(self, number: int) -> dict[str, Any]:
         return json.loads((_folder(self.folder, number) / "state.json").read_text("utf-8"))

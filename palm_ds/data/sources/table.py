@@ -225,15 +225,22 @@ class TableSource(CachesResults):
 def encode(texts: Sequence[str], tokenizer: Tokenizer) -> TokenizedColumn:
     """Tokenizes texts, without special tokens; equal texts only once."""
     number = {text: i for i, text in enumerate(dict.fromkeys(texts))}
-    known: list[tuple[np.ndarray, np.ndarray]] = []
-    for begin in range(0, len(number), _BATCH):
-        known += tokenizer.encode_spans(list(number)[begin : begin + _BATCH])
-    ids = [known[number[text]][0] for text in texts]
-    spans = [known[number[text]][1] for text in texts]
-    starts = np.concatenate([[0], np.cumsum([len(each) for each in ids])]).astype(np.int64)
-    if not ids:
-        return TokenizedColumn(np.empty(0, np.int64), np.empty((0, 2), np.int64), starts)
-    return TokenizedColumn(np.concatenate(ids), np.concatenate(spans), starts)
+    distinct, lengths = list(number), np.empty(len(number), np.int64)
+    ids, spans = [np.empty(0, np.int64)], [np.empty((0, 2), np.int64)]
+    for begin in range(0, len(distinct), _BATCH):
+        found = tokenizer.encode_spans(distinct[begin : begin + _BATCH])
+        lengths[begin : begin + _BATCH] = [len(own) for own, _ in found]
+        ids.append(np.concatenate([own for own, _ in found]))
+        spans.append(np.concatenate([own for _, own in found]))
+    starts = np.append(0, np.cumsum(lengths))
+    known = TokenizedColumn(np.concatenate(ids), np.concatenate(spans), starts)
+    if len(distinct) == len(texts):
+        return known
+    which = np.array([number[text] for text in texts], np.int64)
+    count = known.lengths[which]
+    starts = np.append(0, np.cumsum(count))
+    token = np.arange(starts[-1]) - np.repeat(starts[:-1] - known.starts[which], count)
+    return TokenizedColumn(known.ids[token], known.spans[token], starts)
 
 
 def encode_lists(

@@ -26,7 +26,13 @@ from typing import Any
 import numpy as np
 
 from palm_ds.data.stream.packing import pack
-from palm_ds.data.stream.stages import Curriculum, MaskRates, order_of, spread
+from palm_ds.data.stream.stages import (
+    Curriculum,
+    MaskRates,
+    PrefixCounts,
+    order_of,
+    spread_counts,
+)
 from palm_ds.data.stream.task_group_dataset import (
     PackedRow,
     TaskGroupDataset,
@@ -91,7 +97,7 @@ class ExampleStream:
         stage = self.curriculum.stages[number]
         places, counts = [0], [stage.steps]
         if stage.one_by_one:
-            order = self._orders[number]
+            order = order_of(stage, number, self.seed)
             places = [int((order == i).argmax()) for i in range(len(stage.steps_of))]
             counts = [steps for _, steps in stage.steps_of]
         for place, steps in zip(places, counts, strict=True):
@@ -103,46 +109,47 @@ class ExampleStream:
     def taken(self, step: int) -> dict[str, tuple[int, int]]:
         """{group: its examples [first, last)} of a step, counted over the run."""
         number = self.curriculum.stage_at(step)
-        stage = self.curriculum.stages[number]
-        before = {b: self._before(b, number) for b, _ in stage.steps_of}
+        stage, before = self.curriculum.stages[number], self._before[number]
         first = self._within(number, step - stage.first)
         last = self._within(number, step - stage.first + 1)
         return {
             task_group: (
-                before[task_group] + first[task_group],
-                before[task_group] + last[task_group],
+                before.get(task_group, 0) + first[task_group],
+                before.get(task_group, 0) + last[task_group],
             )
             for task_group, _ in stage.steps_of
             if last[task_group] > first[task_group]
         }
 
-    def _before(self, task_group: str, stage: int) -> int:
-        """Examples of a task group in all earlier stages."""
-        steps = sum(
-            dict(each.steps_of).get(task_group, 0) for each in self.curriculum.stages[:stage]
-        )
-        return steps * self.examples[task_group]
+    @cached_property
+    def _before(self) -> list[dict[str, int]]:
+        """Per stage, the examples of each task group in all earlier ones."""
+        before: list[dict[str, int]] = [{}]
+        for stage in self.curriculum.stages[:-1]:
+            own = {name: steps * self.examples[name] for name, steps in stage.steps_of}
+            before.append(before[-1] | {name: before[-1].get(name, 0) + own[name] for name in own})
+        return before
 
     def _within(self, number: int, steps: int) -> dict[str, int]:
         """Examples of each task group in the first `steps` steps of a stage."""
-        stage, order = self.curriculum.stages[number], self._orders[number]
-        one = stage.one_by_one
-        done = order[:steps] if one else order[: len(order) * steps // stage.steps]
-        counts = np.bincount(done, minlength=len(stage.steps_of))
-        return {
-            task_group: int(count) * (self.examples[task_group] if one else 1)
-            for (task_group, _), count in zip(stage.steps_of, counts, strict=True)
-        }
+        stage = self.curriculum.stages[number]
+        each = [self.examples[task_group] for task_group, _ in stage.steps_of]
+        if stage.one_by_one:
+            counts = self._step_counts[number](steps) * each
+        else:
+            examples = [n * own for (_, n), own in zip(stage.steps_of, each, strict=True)]
+            counts = spread_counts(examples, sum(examples) * steps // stage.steps)
+        names = [task_group for task_group, _ in stage.steps_of]
+        return dict(zip(names, counts.tolist(), strict=True))
 
     @cached_property
-    def _orders(self) -> list[np.ndarray]:
-        """Per stage, the task group of each step, or with `mix: batch` of each example."""
-        return [
-            order_of(stage, number, self.seed)
-            if stage.one_by_one
-            else spread([steps * self.examples[task_group] for task_group, steps in stage.steps_of])
+    def _step_counts(self) -> dict[int, PrefixCounts]:
+        """Of each stage whose steps belong to one task group: how many belong to which."""
+        return {
+            number: PrefixCounts(order_of(stage, number, self.seed), len(stage.steps_of))
             for number, stage in enumerate(self.curriculum.stages)
-        ]
+            if stage.one_by_one
+        }
 
     def _of_feeds(self, task_group: str, examples: int) -> dict[int, int]:
         """The first `examples` of a task group as {dataset: examples}, in proportion to its

@@ -24,6 +24,7 @@ from palm_ds.common.atomic import write_file_atomically
 from palm_ds.common.files import cache_folder, hash_of_text, locked
 from palm_ds.common.plugins import source_code
 from palm_ds.corpus.executors import open_executor
+from palm_ds.corpus.mapped_shard import map_array
 
 if TYPE_CHECKING:
     from palm_ds.data.sources.corpus import CorpusSplit
@@ -85,8 +86,8 @@ def _writable(folders: list[Path]) -> Path:
 def _read(file: Path, entries: int) -> np.ndarray | None:
     """The counts in a file; None if it is absent or damaged."""
     try:
-        counts = np.load(file, mmap_mode="r")
-    except (OSError, ValueError, EOFError):
+        counts = map_array(file)
+    except (OSError, ValueError):
         return None
     return counts if counts.shape == (entries,) and counts.dtype == np.int64 else None
 

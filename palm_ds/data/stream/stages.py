@@ -269,6 +269,49 @@ def spread(counts: Sequence[int]) -> np.ndarray:
     return _numbers(counts)[np.argsort(places, kind="stable")]
 
 
+def spread_counts(counts: Sequence[int], first: int) -> np.ndarray:
+    """(len(counts),) how often each number is among the first ones of `spread(counts)`, which is
+    not made for it: a run may have billions of examples.
+
+    >>> spread_counts([4, 2], 3)
+    array([2, 1])
+    """
+    number, whole = np.array(counts, np.int64), sum(counts)
+    # Up to a share t of the whole, n of them have floor(n t + 1/2) places, which adds up to the
+    # whole's share within half their number. So only the few places around it have to be sorted.
+    around = len(counts) / 2 + 1
+    low, high = (
+        np.clip(np.floor(number * ((first + way * around) / whole) + 0.5) + way, 0, number)
+        for way in (-1, 1)
+    )
+    low, few = low.astype(np.int64), (high - low).astype(np.int64)
+    which = np.repeat(np.arange(len(counts)), few)
+    place = np.arange(len(which)) - np.repeat(np.cumsum(few) - few, few) + low[which]
+    order = np.argsort((2 * place + 1) / (2 * number[which]), kind="stable")
+    nearest = which[order[: max(first - int(low.sum()), 0)]]
+    return low + np.bincount(nearest, minlength=len(counts))
+
+
+class PrefixCounts:
+    """How often each number is among the first n of an array, for any n, in constant time."""
+
+    _EVERY = 1 << 12
+
+    def __init__(self, values: np.ndarray, numbers: int) -> None:
+        self._values, self._numbers = values, numbers
+        starts = np.arange(0, len(values), self._EVERY)
+        blocks = [
+            np.add.reduceat(values == number, starts, dtype=np.int64) for number in range(numbers)
+        ]
+        self._before = np.cumsum(np.insert(blocks, 0, 0, axis=1), axis=1)  # (numbers, blocks + 1)
+
+    def __call__(self, first: int) -> np.ndarray:
+        """(numbers,) the counts among the first `first`."""
+        block = first // self._EVERY
+        rest = self._values[block * self._EVERY : first]
+        return self._before[:, block] + np.bincount(rest, minlength=self._numbers)
+
+
 def _numbers(counts: Sequence[int]) -> np.ndarray:
     """(sum of counts,) counts[i] times the number i, in as few bytes as that takes."""
     return np.repeat(np.arange(len(counts), dtype=np.min_scalar_type(len(counts) - 1)), counts)

@@ -134,7 +134,7 @@ class RunLog:
 
     def forgetting(self, curriculum: Curriculum) -> None:
         """Show the scores of every task after every stage, if more than one stage has ended."""
-        ends = stage_ends(read_metrics(self._file.path), curriculum)
+        ends = stage_ends(read_metrics(self._file.path, steps=False), curriculum)
         self._print(*tables(ends, self._tasks, self._console.width))
 
     def event(self, kind: str, message: str = "", **fields: object) -> None:

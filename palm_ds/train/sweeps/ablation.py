@@ -89,7 +89,7 @@ class Variant:
         path = self.run.folder / FILE
         if not path.is_file():
             return None
-        metrics = read_metrics(path)
+        metrics = read_metrics(path, steps=False)
         # The last one, wherever it is: with `evaluate.patience` runs end before their last step.
         return metrics.evaluations[-1]["scores"] if metrics.ended and metrics.evaluations else None
 

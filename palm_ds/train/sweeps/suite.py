@@ -196,7 +196,7 @@ class SuiteRun:
         path = self.folder / FILE
         if not path.is_file():
             return None
-        scores = read_metrics(path).final_scores()
+        scores = read_metrics(path, steps=False).final_scores()
         return None if scores is None else {task: _numbers(x) for task, x in scores.items()}
 
 

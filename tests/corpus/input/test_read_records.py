@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import datasets
@@ -206,6 +208,10 @@ def test_small_files_share_a_unit(tmp_path: Path) -> None:
     inputs, _ = find_inputs([str(tmp_path)], InputOptions())
     units = split_into_units(inputs, InputOptions(), size=350)
     assert [len(unit) for unit in units] == [3, 3, 3, 1]
+    began = time.process_time()
+    many = [replace(inputs[0], bytes=20)] * 20_000
+    assert len(split_into_units(many, InputOptions(), size=1 << 20)) == 1
+    assert time.process_time() - began < 3  # adding up the unit for each file takes 10 s
 
 
 @pytest.mark.slow

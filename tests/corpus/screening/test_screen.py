@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -107,6 +109,20 @@ def test_the_result_does_not_depend_on_workers_or_shards(
     assert (tmp_path / "d" / "dropped.jsonl").read_text() == (
         folder / "c" / "dropped.jsonl"
     ).read_text()
+
+
+def test_many_work_units_hold_no_open_files(tmp_path: Path) -> None:
+    """A machine allows a process 1,024 of them, and a large corpus has thousands of units."""
+    inputs = write_inputs(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 60, hard))
+    try:
+        exact = ScreenOptions(dedup="exact")
+        manifest = prepare(tmp_path / "c", inputs, options(shard_mb=0.0005, screen=exact))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(manifest.shards) > 20
+    assert manifest.dropped == {"copy": 6}
 
 
 def test_it_is_known_as_complete_and_refused_with_other_options(

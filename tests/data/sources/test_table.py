@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -10,8 +13,10 @@ import pytest
 from palm_ds.common.errors import UserError
 from palm_ds.data.reader import Table, TableSettings, open_table
 from palm_ds.data.sources.table import encode, split_rows
-from palm_ds.text.tokenizer import load_tokenizer
+from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from tests.helpers.word_tables import WORDS, open_source, write_table, write_texts, write_vocabulary
+
+ONE_TOKEN = (np.array([7]), np.array([[0, 1]]))
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +63,16 @@ def test_texts_are_tokenized_independently(vocabulary, monkeypatch) -> None:
         assert np.array_equal(getattr(whole, name), getattr(parts, name))
     empty = encode([], tokenizer)
     assert len(empty.ids) == 0 and empty.lengths.tolist() == [] and empty.spans.shape == (0, 2)
+
+
+def test_the_time_to_encode_grows_with_the_texts(vocabulary, monkeypatch) -> None:
+    """Ten million texts are 1,200 batches; a list of all of them for each would take minutes."""
+    tokenizer = SimpleNamespace(encode_spans=lambda texts: [ONE_TOKEN] * len(texts))
+    monkeypatch.setattr("palm_ds.data.sources.table._BATCH", 8)
+    began = time.process_time()
+    encoded = encode([str(n) for n in range(80_000)] * 2, cast(Tokenizer, tokenizer))
+    assert time.process_time() - began < 3  # three times as much with such lists
+    assert encoded.ids.tolist() == [7] * 160_000
 
 
 def test_a_column_is_tokenized_once(vocabulary, tmp_path) -> None:

@@ -74,6 +74,17 @@ def make_stream(sources, stages: Any, examples: dict[str, int], seed: int = 1) -
     return stream
 
 
+def test_a_step_of_a_long_run_costs_no_more_than_the_first():
+    curriculum = read_stages([{"a": 10**8, "b": 10**8}, {"b": 10**8}], ["a", "b"])
+    stream = ExampleStream(curriculum, [], {}, {"a": 1000, "b": 3000}, length=64, seed=1, pad=0)
+    last = 2 * 10**8 - 1
+    assert stream.taken(last) == {
+        "a": (10**11 - 500, 10**11),
+        "b": (3 * 10**11 - 1500, 3 * 10**11),
+    }
+    assert stream.taken(last + 1) == {"b": (3 * 10**11, 3 * 10**11 + 3000)}
+
+
 def read(stream: ExampleStream, step: int) -> Counter[tuple[str, int]]:
     """(dataset, n) of the examples of a step."""
     rows = stream.step_rows(step)

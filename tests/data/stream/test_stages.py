@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 from palm_ds.common.errors import UserError
 from palm_ds.data.stream.budgets import DatasetSize
 from palm_ds.data.stream.curriculum_spec import parse_stages, read_stages
-from palm_ds.data.stream.stages import Curriculum, Stage, order_of, spread
+from palm_ds.data.stream.stages import (
+    Curriculum,
+    PrefixCounts,
+    Stage,
+    order_of,
+    spread,
+    spread_counts,
+)
 
 TASKS = ["a", "b", "c", "d"]
 
@@ -239,15 +246,26 @@ def test_the_table_shows_steps_tokens_warm_ups_and_mixes():
 @settings(max_examples=12, deadline=None)
 @given(counts=st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(any))
 def test_spreading_is_exact_and_even(counts) -> None:
-    order = spread(counts)
+    order, prefix = spread(counts), PrefixCounts(spread(counts), len(counts))
     assert np.bincount(order, minlength=len(counts)).tolist() == counts
     for n in range(len(order) + 1):
         shares = [n * count / len(order) for count in counts]
         done = np.bincount(order[:n], minlength=len(counts))
+        assert spread_counts(counts, n).tolist() == prefix(n).tolist() == done.tolist()
         assert (abs(done - shares) < max(1, len(counts) / 2)).all()
     for number, count in enumerate(counts):
         gaps = np.diff(np.flatnonzero(order == number))
         assert count < 2 or gaps.max() <= len(order) / count + len(counts)
+
+
+def test_prefixes_of_long_orders_are_counted_without_them():
+    order = spread([30_000, 7, 11_111])
+    prefix = PrefixCounts(order, 3)
+    for n in (4095, 4096, 4097, 20_000, len(order)):
+        done = np.bincount(order[:n], minlength=3).tolist()
+        assert prefix(n).tolist() == spread_counts([30_000, 7, 11_111], n).tolist() == done
+    billions = [6 * 10**11, 3 * 10**11, 10**11]
+    assert spread_counts(billions, 10**11).tolist() == [6 * 10**10, 3 * 10**10, 10**10]
 
 
 def test_turns_are_spread_evenly_as_written():

@@ -1,6 +1,7 @@
 import io
 import json
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,24 @@ def test_an_evaluation_that_is_made_again_is_removed(tmp_path: Path) -> None:
     assert path.read_text() == "".join(lines)
     truncate_after(path, 4, evaluated=False)
     assert path.read_text() == "".join(lines[:3])
+
+
+def test_the_memory_to_continue_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with path.open("w") as file:
+        for step in range(1, 2001):
+            values = {"step": step, "elapsed": step, "note": "x" * 4000}
+            file.write(json.dumps({"kind": "step", **values}) + "\n")
+            if step % 1000 == 0:
+                file.write(json.dumps({"kind": "evaluation", **values}) + "\n")
+    tracemalloc.start()
+    try:
+        assert truncate_after(path, 1999) == 1999
+        assert [x["step"] for x in read_metrics(path, steps=False).evaluations] == [1000]
+        assert tracemalloc.get_traced_memory()[1] < path.stat().st_size / 8
+    finally:
+        tracemalloc.stop()
+    assert read_metrics(path).steps[-1]["step"] == 1999
 
 
 def test_elapsed_time_continues_over_restarts(tmp_path: Path) -> None:
