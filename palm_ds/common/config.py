@@ -326,12 +326,14 @@ def _not_none(hint: object) -> Any:
 def _check_sections(hints: Mapping[str, Any], values: object, where: str) -> None:
     """Raises UserError for a key that belongs into one of the sections: `lr` of `optimizer`."""
     for key in values if isinstance(values, Mapping) else ():
+        if key in hints:
+            continue
         inside = [
             f"{name}.{key}"
             for name, hint in hints.items()
             if dataclasses.is_dataclass(hint) and key in {f.name for f in dataclasses.fields(hint)}
         ]
-        if key not in hints and len(inside) == 1:
+        if len(inside) == 1:
             wrong, right = (f"{where}.{name}".lstrip(".") for name in (key, inside[0]))
             raise UserError(f'{wrong}: unknown key; did you mean "{right}"?')
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from palm_ds.common.files import locked
 from palm_ds.corpus.mine_ngrams import mine_ngrams
 from palm_ds.train.recipe.recipe import read_values
 from tests.helpers.small_corpus import write_small_corpus
+from tests.helpers.warm_python import python
 
 TINY = ["backbone={preset: tiny, hidden_size: 32, max_positions: 64}", "length=64"]
 TINY += ["batch=1024 tokens", "held_out=0.2"]
@@ -136,7 +138,10 @@ def test_an_encoder_without_words_is_not_asked_for_any(tmp_path: Path) -> None:
     ]
 
 
-def test_a_command_that_fails_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_command_that_fails_is_named(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", python())
     with pytest.raises(UserError, match=r"palm-ds evaluate: failed \(exit code 2\)"):
         study.call("evaluate", "--pairs", "nowhere.txt", "--model", "nowhere")
     assert "error: " in capfd.readouterr().err

@@ -227,7 +227,7 @@ class MicroSteps(Generic[B]):
         steps that are done."""
         # What draws from torch's generator depends on (seed, step, rank) alone, so checkpoints need
         # no random state.
-        torch.manual_seed(derive_key(self.seed, "dropout", step, self.processes.rank))
+        self._seed(step)
         # The average of gradients over processes undoes the factor `world`.
         scales = {
             task: weights.get(task, 1.0) * self.processes.world / max(counts[task], 1)
@@ -282,8 +282,14 @@ class MicroSteps(Generic[B]):
     def _repeat_draws(self, step: int, number: int) -> None:
         """Let both passes of a micro-batch draw the same from torch's generator: dropout that is
         not `counter` does."""
-        key = derive_key(self.seed, "dropout", step, self.processes.rank, number)
-        torch.manual_seed(key)
+        self._seed(step, number)
+
+    def _seed(self, step: int, *more: int) -> None:
+        key = derive_key(self.seed, "dropout", step, self.processes.rank, *more)
+        if self.processes.device.type == "cpu":
+            torch.default_generator.manual_seed(key)
+        else:  # and on a CPU it notes, for every kind of device, who called it: a millisecond
+            torch.manual_seed(key)
 
     def _micro_step(
         self,

@@ -6,6 +6,7 @@ import platform
 import sys
 import time
 from collections.abc import Iterable
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,7 @@ def _cpu_name() -> str:
     return names[0] if names else platform.machine()
 
 
+@cache
 def _version(package: str) -> str | None:
     try:
         return version(package)

@@ -3,11 +3,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
-from palm_ds.runtime.step.gradient_accumulation import DevicePrefetcher
+from palm_ds.common.rng import derive_key
+from palm_ds.runtime.step.gradient_accumulation import DevicePrefetcher, MicroSteps
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -94,3 +97,15 @@ def test_on_a_cpu_a_batch_is_moved_when_it_is_its_turn() -> None:
     for batch in DevicePrefetcher(CPU, cuda).copied(Numbered(number, cuda) for number in range(2)):
         cuda.log.append(f"run {batch.number}")
     assert cuda.log == ["copy 0 on compute", "run 0", "copy 1 on compute", "run 1"]
+
+
+def test_a_step_on_a_cpu_draws_as_torch_seeds_and_notes_nothing_for_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch.manual_seed formats the stack for each kind of device: a millisecond a step."""
+    torch.manual_seed(derive_key(5, "dropout", 7, 1))
+    wanted = torch.rand(3)
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda _: pytest.fail("noted"))
+    steps: Any = SimpleNamespace(seed=5, processes=SimpleNamespace(rank=1, device=CPU))
+    MicroSteps._seed(steps, 7)
+    assert torch.equal(torch.rand(3), wanted)

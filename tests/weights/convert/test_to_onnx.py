@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,17 @@ OUTPUTS = {
     "next": HeadOutputs(labels=NEXT_SENTENCE_CLASSES),
     "answer": HeadOutputs(head_class="ForQuestionAnswering"),
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def operators_are_read_once() -> Iterator[None]:
+    """torch would read the sources of its 500 operators for each export, which takes a second."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    with pytest.MonkeyPatch.context() as patch:
+        once = staticmethod(cache(ONNXRegistry.from_torchlib))
+        patch.setattr(ONNXRegistry, "from_torchlib", once)
+        yield
 
 
 def noisy(model: Model) -> Model:
