@@ -43,11 +43,15 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.cpu import compute_on_cpu  # noqa: E402
+from palm_ds.cli.runs import stop_on_signals  # noqa: E402
 from palm_ds.common.atomic import write_file_atomically  # noqa: E402
 from palm_ds.common.errors import UserError  # noqa: E402
 from palm_ds.common.files import locked, try_lock  # noqa: E402
+from palm_ds.common.messages import print_error  # noqa: E402
+from palm_ds.train.sweeps.subprocesses import run_and_wait  # noqa: E402
 
 RECIPES = ROOT / "launch/recipes/study"
+_PALM_DS, _ENVIRONMENT = (sys.executable, "-m", "palm_ds"), {"PYTHONPATH": str(ROOT)}
 REFERENCE = "masked_15"
 CPU = "cpu.json"
 _BERT = (
@@ -199,17 +203,26 @@ def train(run: Run, values: Mapping[str, Any], args: argparse.Namespace) -> None
     recipe = run.folder / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(dict(values), sort_keys=False), encoding="utf-8")
     command = ["pretrain", recipe, "--deepspeed_config", args.deepspeed_config]
-    call(*command, "--run_dir", run.folder / "run", output=None)
+    call(*command, "--run_dir", run.folder / "run")
 
 
-def call(*words: object, output: int | None = subprocess.PIPE) -> str:
-    """What a command of palm-ds prints; with `output` None it prints it to this terminal."""
-    command = [sys.executable, "-m", "palm_ds", *map(str, words)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, check=False, env=environment, stdout=output, text=True)
-    if done.returncode:
-        raise UserError(f"palm-ds {words[0]}: failed (exit code {done.returncode})")
-    return done.stdout or ""
+def call(*words: object) -> None:
+    """Run a command of palm-ds; a signal that ends the study interrupts it, and waits until it has
+    saved. Raises UserError if it fails."""
+    _check(words, run_and_wait([*_PALM_DS, *map(str, words)], _ENVIRONMENT))
+
+
+def printed_by(*words: object) -> str:
+    """What a command of palm-ds prints. Raises UserError if it fails."""
+    command, environment = [*_PALM_DS, *map(str, words)], {**os.environ, **_ENVIRONMENT}
+    done = subprocess.run(command, check=False, env=environment, stdout=subprocess.PIPE, text=True)
+    _check(words, done.returncode)
+    return done.stdout
+
+
+def _check(words: Sequence[object], code: int) -> None:
+    if code:
+        raise UserError(f"palm-ds {words[0]}: failed (exit code {code})")
 
 
 Part = Callable[[], Mapping[str, float]]
@@ -239,7 +252,7 @@ def sets_of(suite: Path) -> list[str]:
 
 def minimal_pairs(run: Run, args: argparse.Namespace) -> dict[str, float]:
     options = ("--model", run.folder / "run", "--json")
-    return {"pairs": json.loads(call("evaluate", "--pairs", *args.pairs, *options))["mean"]}
+    return {"pairs": json.loads(printed_by("evaluate", "--pairs", *args.pairs, *options))["mean"]}
 
 
 def masked_words(run: Run, held_out: float, args: argparse.Namespace) -> dict[str, float]:
@@ -491,10 +504,14 @@ def main() -> None:
     if args.table:
         write_table(args.table, table(runs))
         return
+    stop_on_signals()
     try:
         run_all(runs, args)
     except UserError as error:
         raise SystemExit(f"{error}; the same command continues the study") from None
+    except KeyboardInterrupt:
+        print_error("stopped; the same command continues the study")
+        raise SystemExit(130) from None
     print(table(runs))
 
 

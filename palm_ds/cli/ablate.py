@@ -14,7 +14,7 @@ from palm_ds.cli.options import (
     list_of_names,
     local_path,
 )
-from palm_ds.cli.runs import add_launcher, command_of, show_table, stop_on_signals, without_onnx
+from palm_ds.cli.runs import add_launcher, alone_in, command_of, show_table, without_onnx
 from palm_ds.cli.shipped import find_ds_config, find_recipe
 from palm_ds.train.sweeps.subprocesses import launcher_of
 
@@ -69,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
         rest += ["--quiet"] if args.json or args.quiet else []  # its output is this command's
         return command_of(launcher, "pretrain", variant.file, *option, *rest)
 
-    stop_on_signals()
-    run_all(schedules, command)
+    with alone_in(ablation.out):
+        run_all(schedules, command)
     table = compare(ablation, schedules)
     show_table(args, table, ablation.out / "ablation.json", "ablation.json")
     return 0

@@ -225,7 +225,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=30, width=columns)
 
 
-class _Ended(KeyboardInterrupt):
+class Ended(KeyboardInterrupt):
     """SIGTERM or SIGHUP was received."""
 
     def __init__(self, number: int):
@@ -238,7 +238,7 @@ def _until_interrupted(run: Callable[[], int], said: str) -> int:
 
     def end(number: int, _frame: FrameType | None) -> None:
         if os.getpid() == program:
-            raise _Ended(number)
+            raise Ended(number)
         signal.signal(number, signal.SIG_DFL)  # a forked worker has nothing to clean up
         signal.raise_signal(number)
 
@@ -249,7 +249,7 @@ def _until_interrupted(run: Callable[[], int], said: str) -> int:
     try:
         with _signals_before_errors(), quiet_at_closed_pipe():
             return run()
-    except _Ended as ended:
+    except Ended as ended:
         print_error(line_of(ended.number))
         return 128 + ended.number
     except KeyboardInterrupt:

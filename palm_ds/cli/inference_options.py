@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -127,7 +128,9 @@ def progress(what: str, shown: bool) -> Iterator[Callable[[int, int | None], Non
 
         def render(self, task: Task) -> Text:
             of = "" if task.total is None else f"/{task.total:,.0f}"
-            speed = task.finished_speed or task.speed or 0
+            # rich knows none before the second of two reports within 30 s
+            mean = task.completed / (task.elapsed or math.inf)
+            speed = task.finished_speed or task.speed or mean
             return Text(f"{task.completed:,.0f}{of} rows  {speed:,.0f} rows/s")
 
     console = Console(stderr=True)

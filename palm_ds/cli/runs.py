@@ -6,10 +6,12 @@ import argparse
 import json
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from palm_ds.cli.interrupts import between_imports
 from palm_ds.cli.options import add_ds_config, local_path
 from palm_ds.cli.output import show
 from palm_ds.common.errors import UserError, suggest_path
@@ -88,11 +90,26 @@ def slots_of(jobs: int, shared: bool) -> list[dict[str, str]]:
     return [dict.fromkeys(names, each) for each in ids]
 
 
+@contextmanager
+def alone_in(out: Path) -> Iterator[None]:
+    """While a folder's runs are made: no other command makes runs there, and SIGTERM, SIGUSR1 and
+    SIGHUP stop them as Ctrl-C does. Raises UserError."""
+    from palm_ds.runtime.processes.process_group import SINGLE_PROCESS
+    from palm_ds.runtime.processes.run_lock import lock_run_folder
+
+    stop_on_signals()
+    lock = lock_run_folder(out, group=SINGLE_PROCESS)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def stop_on_signals() -> None:
-    """SIGTERM, SIGUSR1 and SIGHUP stop the runs as Ctrl-C does, unless ignored (`nohup`)."""
+    """SIGTERM, SIGUSR1 and SIGHUP do what Ctrl-C does, unless ignored (`nohup`)."""
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, interrupt)
+            signal.signal(number, between_imports(interrupt))
 
 
 def show_table(args: argparse.Namespace, table: str, file: Path, others: str) -> None:

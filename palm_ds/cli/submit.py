@@ -10,10 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from palm_ds.cli.command import Command
+from palm_ds.cli.command import Command, Ended
 from palm_ds.cli.options import check_overrides, local_path
 from palm_ds.cli.output import console_of, show, summarize
 from palm_ds.common.errors import UserError
+from palm_ds.common.messages import print_error
 
 if TYPE_CHECKING:
     from palm_ds.runtime.schedulers.job import ClusterJob, ClusterScheduler
@@ -92,18 +93,21 @@ def _check_submitted(args: argparse.Namespace) -> None:
 
 
 def _follow(args: argparse.Namespace, scheduler: ClusterScheduler, key: str) -> int:
-    """Until the job ends, or Ctrl-C; then it is cancelled on request."""
+    """Until the job ends, or a signal; after Ctrl-C it is cancelled on request."""
     how = "--slurm" if args.slurm else "--kubernetes"
     log = sys.stderr if args.json else sys.stdout
     try:
         code = scheduler.follow(key, partial(print, file=log, flush=True))
-    except KeyboardInterrupt:
-        if _confirmed(f"cancel job {key}? [y/N] "):
+    except KeyboardInterrupt as stop:
+        ended = isinstance(stop, Ended)  # nobody waits for a question
+        if not ended and _confirmed(f"cancel job {key}? [y/N] "):
             scheduler.cancel(key)
-            print(f"job {key} is cancelled", file=sys.stderr)
-        else:
-            again = f"palm-ds submit {how} --follow {key}  (or --cancel {key})"
-            print(f"job {key} continues: {again}", file=sys.stderr)
+            print_error(f"job {key} is cancelled")
+            return DETACHED
+        again = f"palm-ds submit {how} --follow {key}  (or --cancel {key})"
+        print_error(f"job {key} continues: {again}")
+        if ended:
+            raise
         return DETACHED
     if code:
         console_of(args).print(f"job {key} failed with code {code}")

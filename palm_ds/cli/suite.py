@@ -10,11 +10,11 @@ from palm_ds.cli.command import CONTINUES, Command
 from palm_ds.cli.options import check_overrides
 from palm_ds.cli.runs import (
     add_runs,
+    alone_in,
     command_of,
     out_folder,
     show_table,
     slots_of,
-    stop_on_signals,
     without_onnx,
 )
 from palm_ds.cli.shipped import find_ds_config, find_recipe
@@ -50,8 +50,9 @@ def run(args: argparse.Namespace) -> int:
 
     failed: dict[str, str] = {}
     if not args.table:
-        stop_on_signals()
-        failed = run_all(runs, command, slots_of(args.jobs, bool(args.launcher)))
+        slots = slots_of(args.jobs, bool(args.launcher))
+        with alone_in(out):
+            failed = run_all(runs, command, slots)
     table = compare(runs, failed, out)
     show_table(args, table, out / "suite.json", "suite.json")
     return 1 if failed else 0

@@ -10,11 +10,11 @@ from palm_ds.cli.command import CONTINUES, Command
 from palm_ds.cli.options import check_overrides
 from palm_ds.cli.runs import (
     add_runs,
+    alone_in,
     command_of,
     out_folder,
     show_table,
     slots_of,
-    stop_on_signals,
     without_onnx,
 )
 from palm_ds.cli.shipped import find_ds_config, find_recipe
@@ -36,8 +36,6 @@ def run(args: argparse.Namespace) -> int:
     launcher = launcher_of(args.launcher)
     ds_config = find_ds_config(args.deepspeed_config)
     from palm_ds.runtime.deepspeed.ds_config import read_ds_config
-    from palm_ds.runtime.processes.process_group import SINGLE_PROCESS
-    from palm_ds.runtime.processes.run_lock import lock_run_folder
     from palm_ds.train.sweeps.search import Search
     from palm_ds.train.sweeps.search_space import read_sweep, search_space
     from palm_ds.train.sweeps.search_table import BEST, report
@@ -55,13 +53,9 @@ def run(args: argparse.Namespace) -> int:
 
     search = Search(space, out)
     if not args.table:
-        stop_on_signals()
         slots = slots_of(args.jobs, bool(args.launcher))
-        lock = lock_run_folder(out, group=SINGLE_PROCESS)
-        try:
+        with alone_in(out):
             search.run(command, slots)
-        finally:
-            lock.release()
     table, best = report(search), out / BEST
     others = f"sweep.json; the best recipe: {best}" if best.is_file() else "sweep.json"
     show_table(args, table, out / "sweep.json", others)

@@ -4,6 +4,7 @@
     write_folder_atomically(folder, fill)   fill(part) writes next to the folder, then it is renamed
     write_new_folder(folder, fill)          the same for a folder that must not exist yet
     move_into_place(part, target)           the rename alone, for something written elsewhere
+    naming(output)                          an error of a full disk names the output
 
 Contents are flushed to disk before the rename. Several processes may write the same folder: each
 has its own part, `.NAME.XXXXXXXX.part`, which is locked while the process runs.
@@ -21,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import FULL_DISK, UserError
 
 _STEM_LENGTH = 40  # characters of a folder's name in its part's name, whose length is limited too
 
@@ -69,13 +70,27 @@ def write_folder_atomically(
 
 def write_new_folder(folder: Path, fill: Callable[[Path], None]) -> None:
     """Writes a folder that is absent or empty. Raises UserError if it is neither, or cannot be
-    written; nothing remains then."""
+    written, and an OSError that names it if the disk is full; nothing remains then."""
     check_new_folder(folder)
     try:
         write_folder_atomically(folder.resolve(), fill, replace=False)
     except OSError as error:
         check_new_folder(folder)  # another process may have written it
+        if error.errno in FULL_DISK:
+            error.filename, error.filename2 = str(folder), None
+            raise
         raise UserError(f"{folder}: cannot be written: {error.strerror or error}") from None
+
+
+@contextmanager
+def naming(output: Path) -> Iterator[None]:
+    """Names an output in the error of a full disk: if a write fails, it names no file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL_DISK and error.filename is None:
+            error.filename = str(output)
+        raise
 
 
 def check_new_folder(folder: Path) -> None:

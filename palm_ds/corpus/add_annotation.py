@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 from rich.console import Console
 
+from palm_ds.common.atomic import naming
 from palm_ds.common.config import differences
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
@@ -75,7 +76,7 @@ def add_annotations(
     job = _job(folder, manifest, inputs, annotations)
     working = folder.with_name(folder.name + ".adding")
     working.mkdir(exist_ok=True)
-    with exclusive_lock(working):
+    with naming(folder), exclusive_lock(working):
         _lay_out(working, folder, job, manifest)
         tasks = [(str(working), str(folder), i, s.name) for i, s in enumerate(manifest.shards)]
         with (

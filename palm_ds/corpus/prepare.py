@@ -21,7 +21,7 @@ from typing import Any
 from pydantic import PositiveFloat, PositiveInt
 from rich.console import Console
 
-from palm_ds.common.atomic import check_new_folder, move_into_place
+from palm_ds.common.atomic import check_new_folder, move_into_place, naming
 from palm_ds.common.config import differences
 from palm_ds.common.errors import UserError
 from palm_ds.common.files import make_folder
@@ -155,7 +155,7 @@ def prepare(
     check_new_folder(out)
     partial = out.with_name(out.name + ".partial")
     _check_unfinished(partial)
-    with exclusive_lock(partial):
+    with naming(out), exclusive_lock(partial):
         manifest = _finished_before(partial, job)
         if manifest is None:
             _enter(partial, job)

@@ -124,15 +124,16 @@ class ShardWriter:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if kind is not None:
-            self._handle.close()
+        try:
+            with self._handle:
+                if kind is None:
+                    self._flush()
+                    self._stream.close()
+                    self._sink.close()
+            if kind is None:
+                self.partial.replace(self.file)
+        finally:  # also where a full disk ends one of these, or closing after it
             self.partial.unlink(missing_ok=True)
-            return
-        self._flush()
-        self._stream.close()
-        self._sink.close()
-        self._handle.close()
-        self.partial.replace(self.file)
 
     def append(
         self,

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from palm_ds.common.atomic import move_into_place
+from palm_ds.common.atomic import move_into_place, naming
 from palm_ds.common.errors import UserError
 from palm_ds.common.files import hash_of_text, locked
 from palm_ds.common.json_files import write_json
@@ -45,7 +45,7 @@ class OutputParts:
         deleted; after an error they stay for the next run, which keeps those that follow from the
         same values, of JSON. Raises UserError if another command is writing the output."""
         parts = cls(output.with_name(f".{output.name}.parts"), suffix)
-        with ExitStack() as stack:
+        with naming(output), ExitStack() as stack:
             problem = ""
             if group.rank == 0:
                 try:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from scipy.stats import ttest_1samp
@@ -143,8 +147,51 @@ def test_a_command_that_fails_is_named(
 ) -> None:
     monkeypatch.setattr(sys, "executable", python())
     with pytest.raises(UserError, match=r"palm-ds evaluate: failed \(exit code 2\)"):
-        study.call("evaluate", "--pairs", "nowhere.txt", "--model", "nowhere")
+        study.printed_by("evaluate", "--pairs", "nowhere.txt", "--model", "nowhere")
     assert "error: " in capfd.readouterr().err
+
+
+STOPPED = """
+import sys
+from pathlib import Path
+from benchmarks import study
+
+study._ENVIRONMENT = {{"PYTHONPATH": {folder!r}}}
+study.run_all = lambda *_: study.call("pretrain")
+sys.argv = ["study.py", "--corpus", "c", "--out", "o"]
+study.main()
+"""
+SAVES = """
+import signal, sys, time
+
+def save(*_):
+    time.sleep(0.7)
+    open("saved", "w").close()
+    sys.exit(75)
+
+signal.signal(signal.SIGINT, save)
+print("trains", flush=True)
+time.sleep(30)
+"""
+"""`palm-ds` that takes a moment to save."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_study_that_is_stopped_waits_until_its_run_has_saved(
+    number: int, tmp_path: Path, root: Path
+) -> None:
+    """Its run was killed a quarter of a second after Ctrl-C, and trained on after SIGTERM."""
+    (tmp_path / "palm_ds").mkdir()
+    (tmp_path / "palm_ds" / "__main__.py").write_text(SAVES)
+    command = [sys.executable, "-c", STOPPED.format(folder=str(tmp_path))]
+    output: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    program = subprocess.Popen(command, cwd=tmp_path, env=environment, **output)
+    assert program.stdout is not None and program.stdout.readline() == "trains\n"
+    program.send_signal(number)
+    _, error = program.communicate(timeout=60)
+    assert (program.returncode, error) == (130, "stopped; the same command continues the study\n")
+    assert (tmp_path / "saved").exists()
 
 
 def test_the_score_of_a_set_is_its_best_or_first_metric(tmp_path: Path, monkeypatch) -> None:

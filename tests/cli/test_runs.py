@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 
+from palm_ds.cli.main import main
 from palm_ds.cli.runs import command_of, slots_of, without_onnx
 from palm_ds.cli.sweep import COMMAND as SWEEP
 from palm_ds.common.errors import UserError
+from tests.helpers.small_corpus import write_small_corpus
 from tests.train.sweeps.test_search_space import write
 
 
@@ -59,3 +62,57 @@ def test_a_table_of_a_folder_that_is_not_there(
         SWEEP.main([str(write(tmp_path)), *words])
     assert f'no such folder; did you mean "{tmp_path}/runs"?' in capsys.readouterr().err
     assert not (tmp_path / "rus").exists()
+
+
+PRETRAIN = """
+backbone: {{preset: tiny}}
+length: 32
+batch: 4 rows
+sources: {{mine: {{corpus: {corpus}}}}}
+tasks: {{knowledge_masking: {{source: mine}}, sentence_distance: {{source: mine}}}}
+stages: [{{knowledge_masking: 3}}, {{sentence_distance: 3}}]
+held_out: 0.1
+"""
+
+
+class RunsError(Exception):
+    """The runs of a command are not made here."""
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("suite", "suite.run_all"),
+        ("ablate", "ablation.run_all"),
+        ("sweep", "search.Search.run"),
+    ],
+)
+def test_the_runs_of_a_folder_are_made_by_one_command(
+    name: str,
+    made: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A suite took the runs of another one for failed, and began its next ones."""
+    sweep = write(tmp_path)
+    (tmp_path / "suite.yaml").write_text(f"{{seeds: 1, recipes: [{tmp_path}/recipe.yaml]}}")
+    write_small_corpus(tmp_path / "corpus")
+    (tmp_path / "pretrain.yaml").write_text(PRETRAIN.format(corpus=tmp_path / "corpus"))
+    files = {"suite": tmp_path / "suite.yaml", "ablate": tmp_path / "pretrain.yaml", "sweep": sweep}
+    words = [name, str(files[name]), "--deepspeed_config", "cpu", "--out", str(tmp_path / "out")]
+
+    def meanwhile(*_: object) -> None:
+        monkeypatch.setattr(f"palm_ds.train.sweeps.{made}", another)
+        with pytest.raises(SystemExit):
+            main(words)
+        raise RunsError
+
+    def another(*_: object) -> None:
+        pytest.fail("it began runs that another command makes")
+
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(f"palm_ds.train.sweeps.{made}", meanwhile)
+    with pytest.raises(RunsError):
+        main(words)
+    assert f"error: run folder {tmp_path}/out: another run is using it" in capsys.readouterr().err

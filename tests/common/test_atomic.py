@@ -151,6 +151,18 @@ def test_a_running_process_keeps_its_temporary_folder(tmp_path: Path) -> None:
     assert (names(folder), names(tmp_path)) == ([], ["folder"])
 
 
+def test_a_full_disk_is_no_mistake_and_names_the_folder(tmp_path: Path) -> None:
+    """It had the exit code of a mistake."""
+
+    def fill(part: Path) -> None:
+        with open("/dev/full", "w") as full:
+            full.write("x")
+
+    with pytest.raises(OSError, match="No space left on device") as raised:
+        write_new_folder(tmp_path / "folder", fill)
+    assert raised.value.filename == str(tmp_path / "folder") and not names(tmp_path)
+
+
 def test_leftovers_of_a_killed_process_are_removed_for_that_folder_only(tmp_path: Path) -> None:
     for name in (".folder.0123abcd.part", ".folder.0123abcd.old", ".folders.0123abcd.part"):
         (tmp_path / name).mkdir()

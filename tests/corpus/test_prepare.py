@@ -23,6 +23,7 @@ from palm_ds.corpus.store import open_corpus
 from palm_ds.corpus.work_dir import load_job, save_job
 from palm_ds.text.tokenizer import load_tokenizer
 from tests.helpers import warm_python
+from tests.helpers.small_disk import small_disk
 from tests.helpers.warm_python import Program
 
 WORDS = [
@@ -114,6 +115,15 @@ def test_text_that_the_tokenizer_does_not_know_is_noted(
         prepare(tmp_path / "out", [str(tmp_path / "in.txt")], options)
     assert caplog.text.count("unknown words or characters ([UNK])") == bool(noted)
     assert f"note: {noted}" in caplog.text or not noted
+
+
+def test_a_full_disk_names_the_corpus_and_keeps_no_half_shard(tmp_path: Path, source: Path) -> None:
+    """What a write raises names no file."""
+    with small_disk(tmp_path / "disk", "60k") as disk:
+        with pytest.raises(OSError, match="No space left on device") as raised:
+            prepare(disk / "out", [str(source)], PrepareOptions(**OPTIONS))
+        assert raised.value.filename == str(disk / "out")
+        assert not [*(disk / "out.partial").glob("*.tmp")]
 
 
 def test_a_corpus_contains_its_documents(made: Path, source: Path) -> None:

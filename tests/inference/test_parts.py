@@ -71,6 +71,18 @@ def test_a_mistake_before_the_first_part_leaves_nothing(tmp_path: Path) -> None:
         assert parts.path(0).exists()
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_full_disk_names_the_output(rank: int, tmp_path: Path) -> None:
+    """What a write raises names no file."""
+    with (
+        pytest.raises(OSError, match="No space left on device") as raised,
+        OutputParts.opened(tmp_path / "o", ".txt", 1, Two(rank)),
+        open("/dev/full", "w") as full,
+    ):
+        full.write("x")
+    assert raised.value.filename == str(tmp_path / "o")
+
+
 def test_an_output_that_cannot_be_made_is_refused_on_all_processes(tmp_path: Path) -> None:
     """The others would have waited for rank 0."""
     (tmp_path / "file").touch()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import yaml
 
 from palm_ds.cli import submit as command
+from palm_ds.cli.command import Ended
 from palm_ds.cli.main import main
 from palm_ds.common.errors import UserError
 from palm_ds.runtime.schedulers.job import ClusterJob, job_name
@@ -220,10 +222,11 @@ def test_jobs_are_cancelled(place: Path) -> None:
     assert line == "--namespace=nlp delete job,service,configmap mine --ignore-not-found"
 
 
-@pytest.mark.parametrize("answer", ["y", "n"])
-def test_an_interrupt_asks(place: Path, answer: str, monkeypatch, capsys) -> None:
-    def interrupted(*_: object) -> int:
-        raise KeyboardInterrupt
+def stopped_by(error: BaseException, answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this stop a job that is followed, on a terminal whose user types the answer."""
+
+    def stopped(*_: object) -> int:
+        raise error
 
     class Terminal:
         def isatty(self) -> bool:
@@ -232,13 +235,28 @@ def test_an_interrupt_asks(place: Path, answer: str, monkeypatch, capsys) -> Non
         def readline(self) -> str:
             return f"{answer}\n"
 
-    monkeypatch.setattr(Slurm, "follow", interrupted)
+    monkeypatch.setattr(Slurm, "follow", stopped)
     monkeypatch.setattr(command.sys, "stdin", Terminal())
+
+
+@pytest.mark.parametrize("answer", ["y", "n"])
+def test_an_interrupt_asks(place: Path, answer: str, monkeypatch, capsys) -> None:
+    stopped_by(KeyboardInterrupt(), answer, monkeypatch)
     assert submit(*SLURM) == 130
     said = capsys.readouterr().err
     assert "cancel job 1234? [y/N]" in said
     assert called(place, "scancel") == (["1234"] if answer == "y" else [])
     assert ("palm-ds submit --slurm --follow 1234" in said) == (answer == "n")
+
+
+def test_a_signal_that_ends_the_command_asks_nothing(place: Path, monkeypatch, capsys) -> None:
+    """It waited for an answer, and was not ended."""
+    stopped_by(Ended(signal.SIGTERM), "y", monkeypatch)
+    with pytest.raises(Ended):
+        submit(*SLURM)
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line == "job 1234 continues: palm-ds submit --slurm --follow 1234  (or --cancel 1234)"
+    assert called(place, "scancel") == []
 
 
 def documents(text: str) -> list[Any]:

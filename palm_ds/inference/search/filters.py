@@ -12,6 +12,7 @@ All of a filter's conditions must hold. No part of a filter becomes part of the 
 from __future__ import annotations
 
 import math
+import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -47,6 +48,17 @@ def clause_of(filter: Filter) -> Clause:
     if sum(max(len(parameters), 1) for _, parameters in clauses) > _MAX_CONDITIONS * 3:
         raise UserError(f"filter: more than {_MAX_CONDITIONS} values")
     return " AND ".join(sql for sql, _ in clauses), [x for _, each in clauses for x in each]
+
+
+def check_keys(connection: sqlite3.Connection, filter: Filter) -> None:
+    """Raises UserError if a condition cannot hold because no text has its key."""
+    keys = "SELECT DISTINCT m.key FROM texts, json_each(texts.metadata) AS m"
+    known = {key for (key,) in connection.execute(keys)}
+    for key in sorted(filter.keys() - known):
+        sql, parameters = clause_of({key: filter[key]})
+        without_any = f"SELECT {sql} FROM (SELECT '{{}}' AS metadata) AS texts"
+        if not connection.execute(without_any, parameters).fetchone()[0]:
+            raise UserError(f"filter: no text has {key!r:.60}{suggest(key, known)}")
 
 
 def _condition(key: str, wanted: object) -> Clause:

@@ -32,9 +32,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import UserError, named_line
 from palm_ds.common.sparse_vectors import DenseOrSparse, SparseVector, SparseVectors
-from palm_ds.inference.search.filters import Filter, clause_of
+from palm_ds.inference.search.filters import Filter, check_keys, clause_of
 from palm_ds.inference.search.postings import SCHEMA as _WORDS
 from palm_ds.inference.search.postings import (
     SPARSE_SCHEMA,
@@ -66,6 +66,20 @@ INSERT INTO state VALUES (0, 0);
 """
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _INSERT = "INSERT INTO texts VALUES (?, ?, ?, ?, ?)"
+
+
+@contextmanager
+def _decoding() -> Iterator[None]:
+    """Turns what the contents of a database that was edited by hand lead to into an error of the
+    database."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        raise sqlite3.DatabaseError(
+            f"the index is damaged ({named_line(error)}); build it again with `palm-ds index build`"
+        ) from error
 
 
 class StoreBusyError(StoreError):
@@ -124,13 +138,19 @@ class Snapshot:
     ones."""
 
     def allowed(self, filter: Filter) -> np.ndarray:
-        """The rows that a filter allows, ascending. Raises UserError."""
+        """The rows that a filter allows, ascending. Raises UserError, also for a filter that allows
+        none because it names a key that no text has."""
         sql, parameters = clause_of(filter)
-        found = self.connection.execute(
-            f"SELECT row FROM texts WHERE {sql} ORDER BY row", parameters
-        )
-        return np.fromiter((row for (row,) in found), np.int64)
+        select = f"SELECT row FROM texts WHERE {sql} ORDER BY row"
+        with _decoding():
+            found = self.connection.execute(select, parameters)
+            rows = np.fromiter((row for (row,) in found), np.int64)
+            rows = rows[self.rows.alive[rows]]
+        if self.rows.total and not len(rows):
+            check_keys(self.connection, filter)
+        return rows
 
+    @_decoding()
     def by_words(self, query: str, top: int, allowed: np.ndarray | None = None) -> Ranking:
         """The texts with any word of a query by BM25, of the rows `allowed` (None: all)."""
         rows = self.rows
@@ -139,6 +159,7 @@ class Snapshot:
         having = np.flatnonzero(scores) if allowed is None else allowed[scores[allowed] > 0]
         return best_of(scores[having], top, having)
 
+    @_decoding()
     def by_weights(
         self, query: SparseVector, top: int, allowed: np.ndarray | None = None
     ) -> Ranking:
@@ -151,10 +172,12 @@ class Snapshot:
         having = having[scores[having] > 0]
         return best_of(scores[having], top, having)
 
+    @_decoding()
     def sparse_vectors(self, rows: np.ndarray, size: int) -> np.ndarray:
         """The vectors (rows, size) of some rows of a sparse index, ascending."""
         return vectors_of(self.connection, rows, size)
 
+    @_decoding()
     def records(self, rows: Sequence[int]) -> list[StoredText]:
         """The texts of rows that are there, in this order."""
         found = self.connection.execute(
@@ -248,6 +271,7 @@ class Store:
                 generation = rows.generation
                 connection.execute("ROLLBACK")
 
+    @_decoding()
     def _rows_of(self, connection: sqlite3.Connection) -> LiveRows:
         """The rows of this state, from those of an earlier one that another search has left."""
         state = "SELECT generation, next_row FROM state"
@@ -300,7 +324,8 @@ class Store:
                 # the last of several texts with one id stays
                 replaced += self._remove(connection, [text.id])
                 connection.execute(_INSERT, _values(row, text))
-            append_words(connection, first, [words_of(text.passage) for text in texts])
+            with _decoding():
+                append_words(connection, first, [words_of(text.passage) for text in texts])
             connection.execute("UPDATE state SET next_row = ?", [first + len(texts)])
         return Added(len(texts), replaced)
 
@@ -343,6 +368,7 @@ class Store:
             connection.execute("VACUUM")  # the database has not changed; its file becomes smaller
         return left_out
 
+    @_decoding()
     def _renumber(self, connection: sqlite3.Connection, rows: LiveRows) -> None:
         stay = np.flatnonzero(rows.alive)
         places = np.full(rows.count, -1)
@@ -428,8 +454,9 @@ def _connect(path: Path | None) -> sqlite3.Connection:
         path or ":memory:", timeout=_PATIENCE, isolation_level=None, check_same_thread=False
     )
     try:
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute(f"PRAGMA journal_size_limit = {_MAX_LOG}")
+        with _decoding():
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute(f"PRAGMA journal_size_limit = {_MAX_LOG}")
     except sqlite3.Error:  # no database
         connection.close()
         raise

@@ -2,12 +2,15 @@
 
 uvicorn bounds the pause between two requests. It bounds neither the time nor (with httptools) the
 size of what comes before a request's body, nor the time in which a client reads its answer: such
-clients would keep their connections, and what is stored for these, as long as they like.
+clients would keep their connections, and what is stored for these, as long as they like. Nor does
+it bound the number of connections: they would take all files that the process may open, also those
+of a search, and clients that come later would be cut off without an answer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, cast
@@ -18,6 +21,18 @@ from palm_ds.serve.http.gate import SECURITY_HEADERS, log, new_request_id, refus
 from palm_ds.serve.limits import RequestError
 
 LARGEST_HEAD = 1 << 16  # bytes of a request line with its headers
+_MOST = 8192
+_OTHER_FILES = 128  # that the process may open: models, databases, connections that are refused
+_REFUSED_AT_ONCE = 64
+_REFUSED_SECONDS = 1.0  # in which the client sends the request that is refused
+
+
+def most_connections() -> int:
+    """The number of connections that this process keeps open at once."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return _MOST
+    return min(max(files - _OTHER_FILES, files // 2), _MOST)
 
 
 class _WriteWhileOpen:
@@ -38,13 +53,16 @@ class _WriteWhileOpen:
 
 class BoundedConnection(asyncio.Protocol):
     """Passes everything on to uvicorn. Closes the connection of a client that sends no whole head
-    of a request in `seconds`, or reads nothing of its answer in that time."""
+    of a request in `seconds`, or reads nothing of its answer in that time. If more than `most`
+    connections are open, answers the first request with 503 and closes the connection."""
 
-    def __init__(self, *, seconds: float, **given: Any) -> None:
+    def __init__(self, *, seconds: float, most: int, **given: Any) -> None:
         """`given`: what uvicorn gives its protocol."""
         self._http: Any = AutoHTTPProtocol(**given)
-        self._http.send_400_response = lambda _: self._refuse(400, "not a request of HTTP/1.1")
-        self._seconds = seconds
+        not_http = RequestError(400, "not a request of HTTP/1.1")
+        self._http.send_400_response = lambda _: self._refuse(not_http)
+        self._seconds, self._most = seconds, most
+        self._is_one_too_many = False
         self._head = 0  # bytes of an unfinished head
         self._late: asyncio.TimerHandle | None = None
         self._stuck: asyncio.TimerHandle | None = None
@@ -53,6 +71,12 @@ class BoundedConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._written = _WriteWhileOpen(self._transport)
         self._http.connection_made(self._written)
+        too_many = len(self._http.connections) - self._most
+        if too_many > _REFUSED_AT_ONCE:
+            self._transport.abort()
+        elif too_many > 0:
+            self._is_one_too_many = True
+            self._seconds = min(self._seconds, _REFUSED_SECONDS)
         self._late = self._after(self._transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -67,6 +91,10 @@ class BoundedConnection(asyncio.Protocol):
     # ---- what the client sends ----
 
     def data_received(self, data: bytes) -> None:
+        if self._is_one_too_many:
+            line = f"{self._most:,} connections are open, as many as this server keeps"
+            self._refuse(RequestError(503, line, retry_after=1))
+            return
         self._http.data_received(data)
         request = self._http.cycle
         if request is not None and not request.response_complete:
@@ -76,10 +104,11 @@ class BoundedConnection(asyncio.Protocol):
             return
         self._head += len(data)
         if self._head > LARGEST_HEAD:
-            self._refuse(431, f"the head of the request has more than {LARGEST_HEAD:,} bytes")
+            line = f"the head of the request has more than {LARGEST_HEAD:,} bytes"
+            self._refuse(RequestError(431, line))
         self._late = self._late or self._after(self._transport.close)
 
-    def _refuse(self, status: int, message: str) -> None:
+    def _refuse(self, error: RequestError) -> None:
         """Answer what cannot be read as a request, in the form of all errors, and close."""
         request = self._http.cycle
         # while another request waits for its answer, it would take this one for it
@@ -89,12 +118,14 @@ class BoundedConnection(asyncio.Protocol):
             or (request.more_body and not request.response_started)
         ):
             made = new_request_id()
-            headers, body = refusal(RequestError(status, message), made)
+            headers, body = refusal(error, made, close=True)
             headers += [(b"x-request-id", made.encode()), *SECURITY_HEADERS]
-            lines = [b"HTTP/1.1 %d %s" % (status, HTTPStatus(status).phrase.encode())]
+            phrase = HTTPStatus(error.status).phrase.encode()
+            lines = [b"HTTP/1.1 %d %s" % (error.status, phrase)]
             lines += [name + b": " + value for name, value in headers]
             self._written.write(b"\r\n".join([*lines, b"", body]))
-            log.info("%s %s - %d %s", made, (self._http.client or "-")[0], status, message)
+            client = (self._http.client or "-")[0]
+            log.info("%s %s - %d %s", made, client, error.status, error.message)
         self._transport.close()
 
     def eof_received(self) -> bool | None:

@@ -48,7 +48,7 @@ SECURITY_HEADERS = (
 """Of every answer: a page loads nothing from elsewhere, runs no script of a text that it shows, and
 is in no frame of another page."""
 _QUIET = ("health", "ready", "metrics_text")  # polled: not logged
-_UNREAD = (400, 401, 408, 413, 421, 431)  # what the client still sends is not read
+_UNREAD = (400, 401, 408, 413, 421)  # what the client still sends is not read
 
 
 class _ClientLeftError(Exception):
@@ -224,12 +224,14 @@ async def refuse(send: Send, error: RequestError, request_id: str) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def refusal(error: RequestError, request_id: str) -> tuple[list[tuple[bytes, bytes]], bytes]:
-    """(headers, body) of an error."""
+def refusal(
+    error: RequestError, request_id: str, *, close: bool = False
+) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """(headers, body) of an error. `close`: the connection is closed after it."""
     body = json.dumps(error_body(error.status, error.message, request_id)).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     headers += [(name.encode(), value.encode()) for name, value in headers_of(error).items()]
-    if error.status in _UNREAD:
+    if close or error.status in _UNREAD:
         headers.append((b"connection", b"close"))
     return headers, body
 

@@ -17,7 +17,7 @@ import uvicorn
 
 from palm_ds.common.errors import UserError
 from palm_ds.serve.http.app import make_app
-from palm_ds.serve.http.connection import BoundedConnection
+from palm_ds.serve.http.connection import BoundedConnection, most_connections
 from palm_ds.serve.limits import RequestError
 from palm_ds.serve.service import Service
 
@@ -61,9 +61,10 @@ def configured(
     service: Service, *, token: str = "", allowed_hosts: Collection[str] = ()
 ) -> uvicorn.Config:
     """Configuration of uvicorn for the application."""
+    bounds = {"seconds": service.limits.read_timeout, "most": most_connections()}
     return uvicorn.Config(
         cast(Any, make_app(service, token=token, allowed_hosts=allowed_hosts)),
-        http=cast(Any, partial(BoundedConnection, seconds=service.limits.read_timeout)),
+        http=cast(Any, partial(BoundedConnection, **bounds)),
         ws="none",
         log_config=None,
         access_log=False,  # the gate has its own

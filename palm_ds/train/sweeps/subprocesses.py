@@ -32,10 +32,10 @@ main()
 """
 
 
-def run_and_wait(command: Sequence[str]) -> int:
+def run_and_wait(command: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
     """Run a command in its own session; returns its exit code. On KeyboardInterrupt, interrupts all
     of its processes once, waits until they have saved and exited, and re-raises."""
-    child = spawn(command)
+    child = spawn(command, environment=environment)
     try:
         return child.wait()
     except KeyboardInterrupt:

@@ -80,6 +80,35 @@ def test_a_filter_chooses_what_python_does() -> None:
     store.close()
 
 
+@pytest.mark.parametrize(
+    ("filter", "line"),
+    [
+        ({"langg": "en"}, """no text has 'langg'; did you mean "lang"\\?"""),
+        ({"lang": "en", "x": {">": 3}}, "no text has 'x'; known: lang, year"),
+        ({"x": [1, 2]}, "no text has 'x'; known: lang, year"),
+        ({"lang": "fr"}, ""),
+        ({"year": None, "x": {"!=": 1}, "y": [None, 2]}, ""),
+    ],
+)
+def test_a_filter_that_allows_nothing_names_a_key_that_no_text_has(
+    filter: dict[str, Any], line: str
+) -> None:
+    """Those that texts without the key pass may name any."""
+    texts = [IndexedText(text="x", id=str(n), metadata={"lang": "en", "year": n}) for n in range(2)]
+    store = Store.in_memory(VectorArray(np.zeros((2, 1), np.float32)), texts)
+    with store.reading() as now:
+        if line:
+            with pytest.raises(UserError, match=f"^filter: {line}$"):
+                now.allowed(filter)
+        else:
+            assert not len(now.allowed(filter))
+    store.close()
+    empty = Store.in_memory(VectorArray(np.zeros((0, 1), np.float32)), [])
+    with empty.reading() as now:
+        assert not len(now.allowed(filter))
+    empty.close()
+
+
 def test_no_part_of_a_filter_is_sql() -> None:
     sql, parameters = clause_of({"'; DROP TABLE texts; --": {">=": "' OR 1"}})
     assert "DROP" not in sql and "OR 1" not in sql

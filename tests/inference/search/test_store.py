@@ -288,3 +288,52 @@ def test_mistakes_in_one_line(tmp_path: Path) -> None:
     (folder / "texts.sqlite").write_bytes(b"no database" * 99)
     with pytest.raises(StoreError, match="texts.sqlite: file is not a database"):
         open_index(folder)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        "DELETE FROM texts WHERE row = 1",
+        "UPDATE texts SET row = row + 9",
+        "UPDATE texts SET metadata = '{'",
+        "DELETE FROM state",
+        "UPDATE state SET next_row = 2",
+        "INSERT INTO deleted(row) VALUES (9)",
+        "UPDATE lengths SET words = x'01'",
+        "UPDATE postings SET block = x'01'",
+        "UPDATE postings SET block = x'ffffffff01000000'",
+    ],
+)
+def test_a_database_that_was_edited_by_hand(edit: str, tmp_path: Path) -> None:
+    folder = tmp_path / "i"
+    small_index(folder, names(0, 3)).close()
+    with closing(sqlite3.connect(folder / "texts.sqlite")) as connection, connection:
+        connection.execute(edit)
+
+    def use() -> None:
+        with open_index(folder) as index:
+            index.search(vectors_of(["query"])[0], "text n1", hybrid=True)
+            index.search(vectors_of(["query"])[0], filter={"of": "n1"})
+
+    with pytest.raises(StoreError, match="texts.sqlite: the index is damaged .*; build it again"):
+        use()
+
+
+def test_a_database_whose_bytes_were_changed(tmp_path: Path) -> None:
+    """Either nothing of it is read, or one line says what is wrong."""
+    folder = tmp_path / "i"
+    small_index(folder, names(0, 40)).close()
+    file, rng = folder / "texts.sqlite", np.random.default_rng(0)
+    whole, said = np.frombuffer(file.read_bytes(), np.uint8), set[str]()
+    for _ in range(40):
+        changed = whole.copy()
+        changed[rng.integers(0, len(changed), 40)] = rng.integers(0, 256, 40)
+        file.write_bytes(changed[: rng.choice([len(changed), rng.integers(len(changed))])])
+        try:
+            with open_index(folder) as index:
+                index.search(vectors_of(["query"])[0], "text n1", hybrid=True)
+                add(index, names(39, 42))
+                index.compact()
+        except UserError as error:
+            said.add(str(error))
+    assert len(said) > 5 and all(str(folder) in line for line in said)

@@ -6,14 +6,16 @@ import http.client
 import json
 import logging
 import re
+import resource
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
+from palm_ds.serve.http import connection
 from palm_ds.serve.http.connection import LARGEST_HEAD
 from palm_ds.serve.model_set import ModelSet
 from tests.helpers.serving import listening, local, opened
@@ -139,3 +141,55 @@ def test_an_answer_that_is_read_slowly(client: socket.socket) -> None:
     while len(found) < int(stated[1]):
         time.sleep(0.1)
         found += client.recv(1 << 20)
+
+
+def test_one_connection_too_many_is_told_to_try_again(
+    models: ModelSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others wait for nothing, and are served as before."""
+    monkeypatch.setattr(connection, "_MOST", 2)
+    with local(models) as server, listening(server.service) as url:
+        host, port = url.removeprefix("http://").split(":")
+        with ExitStack() as stack:
+            idle = [
+                stack.enter_context(socket.create_connection((host, int(port)), timeout=10))
+                for _ in range(3)
+            ]
+            client = http.client.HTTPConnection(host, int(port), timeout=10)
+            client.request("GET", "/info")
+            answer = client.getresponse()
+            body = json.loads(answer.read())
+            assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+            assert body["error"]["message"] == (
+                "2 connections are open, as many as this server keeps"
+            )
+            assert answer.headers["connection"] == "close" and answer.headers[_ID]
+            assert closed_after(idle[2], b"", 0.1) < 3
+            idle[0].sendall(b"GET /info HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert idle[0].recv(1000).startswith(b"HTTP/1.1 200 ")
+        again = http.client.HTTPConnection(host, int(port), timeout=10)
+        for _ in range(100):
+            again.request("GET", "/info")
+            if again.getresponse().status == 200:
+                break
+            again.close()
+            time.sleep(0.02)
+        else:
+            pytest.fail("the connections that were closed still count")
+        again.close()
+
+
+@pytest.mark.parametrize(
+    ("files", "most"),
+    [
+        (1024, 896),
+        (20, 10),
+        (1 << 20, connection._MOST),
+        (resource.RLIM_INFINITY, connection._MOST),
+    ],
+)
+def test_connections_leave_files_for_the_rest(
+    files: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
+    assert connection.most_connections() == most
