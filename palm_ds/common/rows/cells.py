@@ -107,6 +107,8 @@ def column_names(row: CellRow) -> list[str]:
         raise BadRecordError(
             f"`sep={excel[1]}` tells Excel the separator; remove this line{advice}"
         )
+    if row.source.startswith(b"#FORMAT=WebAnno"):
+        raise BadRecordError("WebAnno's TSV is not read; export CoNLL 2002, and give format: conll")
     names = [name.strip() for name in row.cells]
     if (unnamed := names.count("")) > 1:
         raise BadRecordError(

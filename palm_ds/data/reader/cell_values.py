@@ -82,6 +82,11 @@ def _label(
     each class is worth."""
     if _is_missing(value, settings):
         return None
+    if value is None or (isinstance(value, str) and not value.strip()):
+        what, cell = ("null", "null") if value is None else ("empty", '""')
+        raise BadRecordError(
+            f"{role} is {what}; `read: {{drop: {{{role}: [{cell}]}}}}` leaves such rows out"
+        )
     if isinstance(value, list):
         return [label_text(item, role) for item in value]
     if isinstance(value, Mapping):

@@ -109,6 +109,11 @@ def _format(path: Path, wanted: str) -> str:
     kind = wanted
     if advice := how_to_convert(path):
         raise UserError(f"{path}: {advice}")
+    if wanted == "auto" and suffix == ".ann":
+        raise UserError(
+            f"{path}: brat's annotations are not read; write a line of JSON for each text: "
+            '{"text": "Bo sings", "spans": [[0, 2, "PER"]]}'
+        )
     if wanted == "auto":
         kind = _KINDS.get(suffix, "")
         if not kind:

@@ -413,7 +413,7 @@ def test_plain_parquet_and_unknown_classes(tmp_path: Path) -> None:
     known = datasets.Features({"text": datasets.Value("string"), "label": FEATURES["label"]})
     unlabeled = datasets.Dataset.from_dict({"text": ["a"], "label": [-1]}, features=known)
     unlabeled.save_to_disk(tmp_path / "test")
-    with pytest.raises(UserError, match=r"test, row 1: label is null, not text$"):
+    with pytest.raises(UserError, match=r"test, row 1: label is null; `read: .*\[null\]"):
         open_table(str(tmp_path / "test"))
     table = open_table(str(tmp_path / "test"), TableSettings(columns={"label": ""}))
     assert rows(table) == [{"text_a": "a"}]
