@@ -71,6 +71,8 @@ def csv_rows(lines: NumberedLines, delimiter: str = ",") -> Iterator[CellRow]:
             return
         except csv.Error as error:
             bad = f"not CSV: {error}"
+            if "new-line character" in bad:
+                bad = "CR within a line; only a line feed ends a line (`tr '\\r' '\\n'` makes them)"
         except BadRecordError as error:
             bad, place = error.args[0], -1
         number, offset, source, size = text.taken[place]

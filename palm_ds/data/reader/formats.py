@@ -94,7 +94,8 @@ def read_jsonl(file: File, settings: TableSettings) -> Iterator[Row]:
         try:
             yield unfolded(number, json_row(line, unique=True))
         except BadRecordError as bad:
-            yield Row(number, bad=bad.args[0])
+            array = "; format: json reads an array of rows" if line.startswith(b"[") else ""
+            yield Row(number, bad=bad.args[0] + array)
 
 
 def read_json(file: File, settings: TableSettings) -> Iterator[Row]:
