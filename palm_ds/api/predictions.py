@@ -11,6 +11,7 @@ from typing import Any
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.messages import counted
+from palm_ds.data.reader.options import without_labels
 from palm_ds.data.sources.row_inputs import (
     TUPLE_ROLES,
     Listed,
@@ -22,7 +23,6 @@ from palm_ds.data.sources.row_inputs import (
 )
 from palm_ds.data.sources.table import TableSource
 from palm_ds.inference.model_tasks import asked_tasks
-from palm_ds.inference.predict_files import without_labels
 from palm_ds.inference.predictor import EncoderPass, Predictor, chunks
 from palm_ds.inference.score_files import scored_rows
 from palm_ds.runtime.processes.process_group import ProcessGroup

@@ -32,11 +32,11 @@ def add_recipe(
     )
 
 
-def add_ds_config(parser: argparse.ArgumentParser) -> None:
+def add_ds_config(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """--deepspeed_config."""
     parser.add_argument(
         "--deepspeed_config",
-        required=True,
+        required=required,
         metavar="FILE",
         help="a DeepSpeed file, or the name of a shipped one",
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 
 from palm_ds.cli import shipped
@@ -30,24 +31,26 @@ def _list(args: argparse.Namespace) -> int:
         ("recipes", shipped.recipes()),
         ("DeepSpeed files", shipped.ds_configs()),
     ):
-        columns = _columns_left(args, files)
+        short = sys.stdout.isatty() and not args.json
         about = {
-            name: str(path) if args.paths else shipped.description(path, columns)
+            name: str(path) if args.paths else shipped.description(path, short=short)
             for name, path in files.items()
         }
         record[title] = about
-        lines.append(f"{title}\n{table(about)}\n")
+        lines.append(f"{title}\n{table(_wrapped(about) if short else about)}\n")
     how = "Name one where a command takes a file; `palm-ds recipes copy NAME` copies it."
     show(args, record, *lines, *([] if args.quiet else [how]))
     return 0
 
 
-def _columns_left(args: argparse.Namespace, names: Iterable[str]) -> int:
-    """For descriptions: on a terminal, what names leave of a line."""
-    if args.json or not sys.stdout.isatty():
-        return shipped.COLUMNS
-    left = shutil.get_terminal_size().columns - max(map(len, names), default=0) - 4
-    return min(max(left, _LEAST_COLUMNS), shipped.COLUMNS)
+def _wrapped(about: Mapping[str, str]) -> dict[str, str]:
+    """Descriptions in as many lines as they take in the columns that names leave of a terminal."""
+    taken = max(map(len, about), default=0) + 4
+    columns = max(shutil.get_terminal_size().columns - taken, _LEAST_COLUMNS)
+    return {
+        name: f"\n{' ' * taken}".join(textwrap.wrap(text, columns, break_long_words=False))
+        for name, text in about.items()
+    }
 
 
 LIST = Command(

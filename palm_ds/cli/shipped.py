@@ -16,7 +16,6 @@ import os
 import re
 import shutil
 import sys
-import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -31,7 +30,7 @@ _FOLDERS = {
 }
 """Where a wheel and a checkout have them."""
 COLUMNS = 76
-"""Of a description at most."""
+"""Of a short description, if it can be cut where it explains."""
 _CUT = re.compile(r"[:;]\s|\s\(|,\s(?=[^()]*\))")
 """Before an explanation, or a part of what is in parentheses."""
 _PREFIX = re.compile(r"^(?:launch/)?(?:recipes|ds_configs)/")
@@ -64,25 +63,25 @@ def cluster_file(name: str) -> str:
     return file.read_text(encoding="utf-8")
 
 
-def description(path: Path, columns: int = COLUMNS) -> str:
-    """The first sentence of a shipped file's description, in one line; shortened, best before
-    something that explains, if it is too long."""
+def description(path: Path, *, short: bool = False) -> str:
+    """The first sentence of a shipped file's description, in one line; `short`: a long one ends
+    before something that explains."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".json":
         about = str(json.loads(text).get("_about", ""))
     else:
         comment = re.match(r"(?:#.*\n)+", text)
         about = re.sub(r"\s*#\s*", " ", comment[0]).strip() if comment else ""
-    return _shortened(first_sentence(about).removesuffix("."), columns)
+    sentence = first_sentence(about).removesuffix(".")
+    return _shortened(sentence) if short and len(sentence) > COLUMNS else sentence
 
 
-def _shortened(sentence: str, columns: int) -> str:
-    if len(sentence) <= columns:
-        return sentence
+def _shortened(sentence: str) -> str:
     starts = [sentence[: match.start()] for match in _CUT.finditer(sentence)]
     closed = [text + ")" * (text.count("(") - text.count(")")) for text in starts]
-    fitting = [text for text in closed if columns / 2 <= len(text) <= columns]
-    return fitting[-1] if fitting else textwrap.shorten(sentence, columns, placeholder=" ...")
+    telling = [text for text in closed if len(text) >= COLUMNS / 2]
+    fitting = [text for text in telling if len(text) <= COLUMNS]
+    return (fitting[-1:] or telling[:1] or [sentence])[0]
 
 
 def copy(name: str, destination: str) -> Path:

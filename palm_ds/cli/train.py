@@ -15,9 +15,10 @@ from palm_ds.cli.output import console_of, show, summarize
 from palm_ds.common.errors import UserError
 
 if TYPE_CHECKING:
+    from palm_ds.runtime.deepspeed.ds_config import DSConfig
     from palm_ds.runtime.processes.signals import StopFlag
     from palm_ds.train.loop.profiler import ProfileSettings
-    from palm_ds.train.setup.run_folder import RunSpec
+    from palm_ds.train.recipe.recipe import Recipe
 
 USAGE = "RECIPE --deepspeed_config FILE [options] [a.b=c ...]"
 NOTES = """
@@ -27,7 +28,7 @@ files (`palm-ds recipes`)."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
-    add_ds_config(parser)
+    add_ds_config(parser, required=False)  # but to --print_config
     add = parser.add_argument
     add("--run_dir", type=local_path, metavar="DIR", help="folder for all output (runs/RECIPE)")
     add("--init_from", metavar="PATH", help="start from the weights of this run or checkpoint")
@@ -79,7 +80,9 @@ def _train(args: argparse.Namespace, following: Sequence[str], flag: StopFlag) -
     check_hostfile()
     check_overrides(args.overrides)
     recipe_file = find_recipe(args.recipe)
-    ds_config = find_ds_config(args.deepspeed_config)
+    if not (args.deepspeed_config or args.print_config):
+        raise UserError("--deepspeed_config: name a DeepSpeed file; `palm-ds recipes` lists some")
+    ds_file = find_ds_config(args.deepspeed_config) if args.deepspeed_config else ""
 
     from palm_ds.inference import trained_model
     from palm_ds.runtime.deepspeed.ds_config import read_ds_config
@@ -91,10 +94,10 @@ def _train(args: argparse.Namespace, following: Sequence[str], flag: StopFlag) -
     plan_for = parse_clusters(args.plan) if args.plan is not None else []
     dry_run, profile = args.dry_run or bool(plan_for), _profile(args)
     recipe = read_recipe(recipe_file, _overrides(args))
-    folder = Path(args.run_dir or Path("runs") / Path(recipe_file).stem)
-    run = RunSpec(recipe=recipe, ds_config=read_ds_config(ds_config), folder=folder)
     if args.print_config:
-        return _show_config(run, args)
+        return _show_config(recipe, read_ds_config(ds_file) if ds_file else None, args)
+    folder = Path(args.run_dir or Path("runs") / Path(recipe_file).stem)
+    run = RunSpec(recipe=recipe, ds_config=read_ds_config(ds_file), folder=folder)
     code = train(
         run,
         flag=flag,
@@ -111,16 +114,19 @@ def _train(args: argparse.Namespace, following: Sequence[str], flag: StopFlag) -
     return code
 
 
-def _show_config(run: RunSpec, args: argparse.Namespace) -> int:
+def _show_config(recipe: Recipe, ds_config: DSConfig | None, args: argparse.Namespace) -> int:
+    """The recipe, and what DeepSpeed gets if its file is given."""
     import yaml
 
+    from palm_ds.train.setup.resolve import resolve
     from palm_ds.train.setup.run_folder import complete_config
 
-    recipe, config = complete_config(run)
+    recipe = resolve(recipe)
     values = recipe.resolved()
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-    record = {"recipe": values, "deepspeed": config}
-    show(args, record, text, recipe.plan_table(), json.dumps(config, indent=1))
+    config = complete_config(recipe, ds_config) if ds_config else None
+    lines = [] if config is None else [json.dumps(config, indent=1)]
+    show(args, {"recipe": values, "deepspeed": config}, text, recipe.plan_table(), *lines)
     return 0
 
 

@@ -106,7 +106,7 @@ class DocumentAnalyzer:
             ids, at = self._encode_parts(parts)
             word_of = np.searchsorted(words.starts, at, side="right") - 1
         more = more_word_starts(text, at, word_of, self.options.language)
-        word_starts = np.union1d(words.starts, more)
+        word_starts = np.union1d(words.starts, more) if len(more) else words.starts
         around = np.searchsorted(words.starts, word_starts, side="right") - 1
         if len(more):
             word_of = np.searchsorted(word_starts, at, side="right") - 1

@@ -30,6 +30,7 @@ from palm_ds.common.plugins import source_code
 from palm_ds.common.sparse_vectors import SparseVectors, load_sparse
 from palm_ds.common.version import __version__
 from palm_ds.data.reader import ColumnKey, Table, TableSettings, open_table
+from palm_ds.data.reader.options import without_labels
 from palm_ds.inference.embedder import CHUNK, Embedder, Text
 from palm_ds.inference.parts import OutputParts, model_files
 from palm_ds.runtime.processes.process_group import SINGLE_PROCESS, ProcessGroup
@@ -126,7 +127,7 @@ def embed_files(
 
 
 def _read_settings(job: EmbeddingJob) -> TableSettings:
-    return TableSettings(format=job.format or "auto", columns=job.columns)
+    return without_labels(TableSettings(format=job.format or "auto", columns=job.columns))
 
 
 def texts_of(table: Table, columns: Mapping[str, ColumnKey]) -> list[Text]:

@@ -16,13 +16,13 @@ import numpy as np
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.sparse_vectors import SparseVector
-from palm_ds.data.reader.options import ColumnKey, TableSettings
+from palm_ds.data.reader.options import ColumnKey, TableSettings, without_labels
 from palm_ds.data.reader.piped_rows import alike
 from palm_ds.data.reader.table import ReadRows, Table
 from palm_ds.data.sources.row_inputs import columns_for
 from palm_ds.inference.embedder import Embedder
 from palm_ds.inference.embedding_files import texts_of
-from palm_ds.inference.predict_files import wanted_by, without_labels
+from palm_ds.inference.predict_files import wanted_by
 from palm_ds.inference.predictor import EncoderPass, Predictor
 
 Record = dict[str, Any]
@@ -130,7 +130,8 @@ class EmbeddingAnswer:
     read: TableSettings = field(default_factory=TableSettings)
 
     def __call__(self, rows: ReadRows) -> list[Record]:
-        table = Table.from_read(rows, replace(self.read, columns=self.columns))
+        read = replace(self.read, columns=self.columns)
+        table = Table.from_read(rows, without_labels(read))
         texts = texts_of(table, self.columns)
         encoded = self.embedder.encode(texts)
         if self.embedder.settings.tokens:

@@ -29,7 +29,7 @@ from palm_ds.common.messages import counted, nan_to_null
 from palm_ds.common.plugins import source_code
 from palm_ds.common.version import __version__
 from palm_ds.data.reader import Table, TableSettings, open_table
-from palm_ds.data.reader.options import LABELS, ColumnKey, is_label
+from palm_ds.data.reader.options import ColumnKey, is_label, without_labels
 from palm_ds.data.reader.table import dropped, drops_of
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.interfaces import ScoreReport
@@ -205,12 +205,6 @@ def open_input(
 def _opened(job: PredictionJob, settings: TableSettings) -> _InputTable:
     table = open_table(list(job.inputs), settings)
     return _InputTable(table=table, notes=table.notes)
-
-
-def without_labels(read: TableSettings, kept: Collection[str] = ()) -> TableSettings:
-    """The same settings without label columns, except those in `kept`."""
-    blank = {role: "" for role in (*LABELS, *read.columns) if is_label(role) and role not in kept}
-    return replace(read, columns={**read.columns, **blank})
 
 
 # ---- parts ----

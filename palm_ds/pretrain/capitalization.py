@@ -31,6 +31,16 @@ class Capitalization(ClassPrediction):
     def annotations(self) -> tuple[str, ...]:
         return ("capital", "word")
 
+    def describe(self, source: CorpusSource) -> str:
+        small, capital = self._label_counts(source)
+        if not small + capital:
+            found = "no word begins with a letter that may be a capital; there is nothing to learn"
+        elif not capital:
+            found = "no word is capitalized; was the text lowercased before it was prepared?"
+        else:
+            return ""
+        return f"{self.name}: {source.corpus.path}: {found}"
+
     def label(self, example: Example, source: CorpusSource, rng: np.random.Generator) -> None:
         asked = (example.source_offsets >= 0) & self._asked(
             example.unmasked_ids, example.annotations["word"], source
@@ -63,12 +73,13 @@ class Capitalization(ClassPrediction):
 
     def baseline(self, targets: np.ndarray, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
         """The share of capitalized words."""
-        return class_prior_baseline(
-            targets, source.cached("capitals", lambda: self._counts(source))
-        )
+        return class_prior_baseline(targets, self._label_counts(source))
+
+    def _label_counts(self, source: CorpusSource) -> np.ndarray:
+        """(2,) words without and with a capital, in a sample of the source."""
+        return source.cached("capitals", lambda: self._counts(source))
 
     def _counts(self, source: CorpusSource) -> np.ndarray:
-        """(2,) words without and with a capital, in a sample of the source."""
         counts = np.zeros(2)
         for piece in source.sample(self.annotations()):
             asked = self._asked(piece.ids, piece.annotations["word"], source)

@@ -18,7 +18,7 @@ import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.reader import Table
-from palm_ds.data.reader.options import ONLY_NAMED
+from palm_ds.data.reader.options import ONLY_NAMED, without_labels
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.stream.decode import Decoded, gathered
 from palm_ds.data.tasks.example import Example
@@ -26,7 +26,6 @@ from palm_ds.data.tasks.task import TableTask
 from palm_ds.data.tasks.text_generation import TextGenerator, generate_texts
 from palm_ds.inference.embedder import EmbeddingSettings, Text
 from palm_ds.inference.fill_mask import Filled, Filler, MaskedText, as_record
-from palm_ds.inference.predict_files import without_labels
 from palm_ds.inference.predictor import EncoderPass
 from palm_ds.inference.search.vectors import unit
 from palm_ds.model.inputs.batch import PackedText

@@ -31,7 +31,7 @@ from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.crf import CRFHead, viterbi
 from palm_ds.model.heads.heads import ClassHead
 from palm_ds.model.heads.outputs import ExportedHead
-from palm_ds.tasks.metrics.chunks import chunks, convert
+from palm_ds.tasks.metrics.chunks import as_tag, chunks, convert, split_tag
 from palm_ds.tasks.shared import tag_schemes
 from palm_ds.tasks.shared.tag_scoring import TagScoring
 from palm_ds.tasks.shared.word_windows import (
@@ -238,6 +238,7 @@ class Tagging(TagScoring):
         """With the scheme that the labels are of."""
         scheme = tag_schemes.NONE
         if tag_schemes.of_chunks([labels]):
+            labels = [as_tag(*split_tag(label)) for label in labels]
             scheme = "BIOES" if any(label[:2] in ("E-", "S-") for label in labels) else "BIO"
         return {"labels": list(labels), "scheme": scheme, "units": "words"}
 

@@ -428,7 +428,7 @@ def _end_dry_run(parts: _Parts, plan_for: Sequence[Cluster]) -> None:
     scales, freezable = parts.recipe.head_lr_scales, parts.freezable
     check_model(model, optimizer, ds_config, lr_scales=scales, freezable=freezable)
     check_swap_room(ds_config, model, parts.processes)
-    if "." in (best := parts.recipe.evaluate.best):
+    if "." in (best := parts.recipe.evaluate.best) and not parts.best.known_metrics:
         log.info("evaluate.best: whether %s exists is checked only when training starts", best)
     size = replace(size_of(model), teachers=parts.plan.sizes(ds_config.precision))
     work = work_of(model, batches, rows)

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from palm_ds.cli import shipped
+from palm_ds.cli import recipes, shipped
 from palm_ds.common.errors import UserError
 from palm_ds.common.messages import only_warnings, plain_messages
 
 
 def test_all_files_of_the_checkout_are_found(root: Path) -> None:
-    recipes = {
+    names = {
         str(p.relative_to(root / "launch/recipes")) for p in root.glob("launch/recipes/**/*.yaml")
     }
-    assert set(shipped.recipes()) == recipes and "finetune/rte.yaml" in recipes
+    assert set(shipped.recipes()) == names and "finetune/rte.yaml" in names
     assert set(shipped.ds_configs()) == {p.name for p in root.glob("ds_configs/*.json")}
 
 
@@ -104,27 +104,49 @@ def test_copies(tmp_path: Path, root: Path) -> None:
 
 def test_every_shipped_file_describes_itself_in_a_line() -> None:
     for path in [*shipped.recipes().values(), *shipped.ds_configs().values()]:
-        for columns in (shipped.COLUMNS, 38):
-            text = shipped.description(path, columns)
-            assert 10 < len(text) <= columns and "\n" not in text and "#" not in text, path
-            assert text.count("(") == text.count(")") and not text.endswith("al."), path
+        for short in (False, True):
+            text = shipped.description(path, short=short)
+            assert len(text) > 10 and "\n" not in text and "#" not in text, path
+            assert text.count("(") == text.count(")") and not text.endswith(("al.", "...")), path
+
+
+BODY = "of a body of eight layers of 256 for short rows"
 
 
 @pytest.mark.parametrize(
-    ("columns", "text"),
+    ("sentence", "text"),
     [
-        (99, "Mine (Doe et al. 2021, arXiv 2111.1; values of f.py): 8 x 256 of that"),
-        (60, "Mine (Doe et al. 2021, arXiv 2111.1; values of f.py)"),
-        (50, "Mine (Doe et al. 2021, arXiv 2111.1)"),
-        (30, "Mine (Doe et al. 2021)"),
-        (14, "Mine (Doe ..."),
+        (f"Mine {BODY}: 8 x 256", ""),
+        (f"Mine {BODY} (Doe et al. 2021; values of f.py): 8", f"Mine {BODY} (Doe et al. 2021)"),
+        (f"Mine {BODY}: of that: {'and ' * 9}", f"Mine {BODY}: of that"),
+        (
+            f"Mine {BODY} for short rows of long texts: 8 x 256",
+            f"Mine {BODY} for short rows of long texts",
+        ),
+        (f"Mine {BODY} {BODY}", ""),
+        (f"Mine: {BODY} {BODY}", ""),
     ],
 )
-def test_a_long_description_is_cut_where_it_explains(
-    columns: int, text: str, tmp_path: Path
+def test_a_long_description_ends_where_it_explains(
+    sentence: str, text: str, tmp_path: Path
 ) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text(
-        "# Mine (Doe et al. 2021, arXiv 2111.1; values of f.py): 8 x 256 of\n# that. Then.\n"
-    )
-    assert shipped.description(file, columns) == text
+    """`...` in the middle of a sentence stood for what nobody could read."""
+    file, sentence = tmp_path / "mine.yaml", sentence.strip()
+    file.write_text(f"# {sentence.replace(' body', chr(10) + '# body')}. Then.\n")
+    assert shipped.description(file) == sentence
+    assert shipped.description(file, short=True) == (text or sentence)
+
+
+def test_the_list_is_whole_in_a_pipe_and_fits_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    recipes.COMMAND.main([])
+    piped = capsys.readouterr().out
+    assert piped.splitlines()[1].endswith("six that build an example and label it as a whole")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    recipes.COMMAND.main([])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80 and "..." not in piped + "\n".join(lines)
+    assert [line.split()[-1] for line in lines[1:3]] == ["documents,", "English"]
+    assert lines[2].startswith(" " * 44 + "in")

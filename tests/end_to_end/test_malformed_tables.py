@@ -111,6 +111,27 @@ CASES: list[Case] = [
         {},
         ":1: .*compressed by bzip2: unpack the file, or compr",
     ),
+    (
+        "rows of a DataFrame by number",
+        "t.json",
+        b'{"0": {"text": "a", "label": "x"}, "1": {"text": "b", "label": "y"}}',
+        {},
+        ": has a key for each row, as pandas' to_json writes them; expected rows: to_json.orient=",
+    ),
+    (
+        "an array in a line",
+        "t.jsonl",
+        b'[{"text": "a"}]',
+        {},
+        ":1: a JSON list, .*; format: json re",
+    ),
+    (
+        "CR alone",
+        "t.csv",
+        b"text,label\ra,x\rb,y\r",
+        {},
+        ":1: .*: CR within a line; only a line fe",
+    ),
     ("xz", "t.csv", lzma.compress(GOOD), {}, ":1: .* invalid UTF-8 at byte 1 .compressed by xz: "),
     (
         "other capitals",
@@ -131,7 +152,7 @@ CASES: list[Case] = [
         "t.json",
         b'{"text": {"0": "a", "1": "b"}, "label": {"0": 1, "1": 0}}',
         {},
-        ": has columns by name, as pandas' to_json writes them; expected rows: to_json.orient=",
+        ": has a key for each row, as pandas' to_json writes them; expected rows: to_json.orient=",
     ),
     (
         "Windows-1252",
@@ -248,13 +269,19 @@ CASES: list[Case] = [
     ("a long number", "t.jsonl", GOOD + b"9" * 5000, {}, ":2: not JSON: Exceeds the limit"),
     ("jsonl: UTF-8", "t.jsonl", GOOD + b'{"text_a": "\xe9"}', {}, ":2: invalid UTF-8 at byte 13"),
     ("no label", "t.jsonl", GOOD + b'{"text_a": "a"}', {}, ":2: no field `label`; it has `text_a`"),
-    ("null label", "t.jsonl", line(text_a="a", label=None), {}, ":1: label is null, not text"),
+    (
+        "null label",
+        "t.jsonl",
+        line(text_a="a", label=None),
+        {},
+        ":1: label is null; `read: {drop: {label: .null.}}`",
+    ),
     (
         "label is NaN",
         "t.jsonl",
         b'{"text_a": "a", "label": NaN}',
         {},
-        ":1: label is nan, not a number",
+        r":1: label is nan; `read: {drop: {label: \[.nan\]}}` leaves such rows out",
     ),
     (
         "text is NaN",
@@ -308,7 +335,7 @@ CASES: list[Case] = [
         "t.jsonl",
         spans([{"start": "0", "end": 1, "type": "x"}]),
         {},
-        ":1: span 0 to 1",
+        ":1: span '0' to 1 of x: expected whole numbers",
     ),
     (
         "span without type",
@@ -338,7 +365,7 @@ CASES: list[Case] = [
         "t.jsonl",
         cluener({"x": [[0, 3]]}),
         {},
-        ":1: label x: expected an object, got list",
+        ":1: label x: expected an object with places, got list; `columns: {label: label.x}` reads",
     ),
     (
         "slot too long",

@@ -30,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """texts.txt and rows.jsonl, embedded in chunks of 10 rows."""
     monkeypatch.setattr(embedding_files, "CHUNK", 10)
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS) + "\n")
-    rows = [{"id": f"r{n}", "body": text, "label": n % 2} for n, text in enumerate(LINES)]
+    rows = [{"id": f"r{n}", "body": text, "label": n % 2 or None} for n, text in enumerate(LINES)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return tmp_path
 

@@ -219,6 +219,10 @@ def test_print_config_shows_everything_without_training(folder, tmp_path, root, 
     shown = yaml.safe_load(said.out[: said.out.index("\n\n")])
     assert shown["tasks"]["a"]["labels"] == ["c0", "c1"]
     assert shown["stages"] == [{"a": 10, "b": 8, "mix": "step"}]
+    recipe = tmp_path / "bare.yaml"
+    recipe.write_text(yaml.safe_dump(good(folder)))
+    bare = enter("finetune", recipe, "--print_config")
+    assert said.out.startswith(bare.out) and "train_batch_size" in said.out[len(bare.out) :]
     again = make_recipe(shown, "shown")
     assert resolve(again).fingerprint == resolve(make_recipe(good(folder), "good")).fingerprint
 

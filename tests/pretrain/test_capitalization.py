@@ -161,3 +161,18 @@ def test_a_corpus_without_the_annotation_gets_a_hint(tmp_path):
     corpus = write_small_corpus(tmp_path / "c", documents=3)
     with pytest.raises(UserError, match="no annotation capital; add it with"):
         split_corpus(corpus, 0.0, make().annotations())
+
+
+@pytest.mark.parametrize(
+    ("ids", "found"),
+    [
+        ([9, 10], "no word begins with a letter that may be a capital; there is nothing to learn"),
+        ([5, 10], "no word is capitalized; was the text lowercased before it was prepared?"),
+    ],
+)
+def test_a_corpus_without_capitals_is_told(ids: list[int], found: str, tmp_path: Path) -> None:
+    source = source_of(tmp_path / "c", ids, [1, 1], [0, 0])
+    line = f"capitalization: {tmp_path / 'c'}: {found}"
+    assert dataset_of(source, "capitalization").describe() == line
+    usual = source_of(tmp_path / "usual", [5, 10], [1, 1], [1, 0])
+    assert not dataset_of(usual, "capitalization").describe()

@@ -236,6 +236,28 @@ def test_chunks_that_the_head_merges_are_counted_and_not_found(
     assert tagging(source).describe(source) == ""
 
 
+@pytest.mark.parametrize(
+    ("tags", "as_bioes", "note"),
+    [
+        (["B-x", "L-x", "O", "U-y"], ["B-x", "E-x", "O", "S-y"], "L as E, U as S (BIOES)"),
+        (["B-x", "M-x", "E-x", "S-y"], ["B-x", "I-x", "E-x", "S-y"], "M as I (BIOES)"),
+    ],
+)
+def test_bilou_and_bmes_are_read_as_bioes(
+    rows: Any, tags: list[str], as_bioes: list[str], note: str
+) -> None:
+    source = rows({"tokens": ["a", "b", "c", "d"], "tags": tags})
+    task = tagging(source)
+    assert task.scheme == "BIOES" and task.labels == labels_of({"x", "y"}, "BIOES")
+    assert task.describe(source) == f"slots: tags: {note}, also in predictions"
+    found = there_and_back(task, source)
+    assert found[0]["tags"] == as_bioes and task.metrics(found, source)["f1"] == 1.0
+    named = tagging(source, labels=tuple(dict.fromkeys([*tags, "O"])))
+    assert {*as_bioes} <= {*named.labels} <= {*task.labels}
+    assert {*Tagging.imported(tags)["labels"]} == {*as_bioes}
+    assert Tagging.imported(tags)["scheme"] == "BIOES"
+
+
 @pytest.mark.parametrize("scheme", sorted({*SCHEMES} - {"IO"}))  # IOB1 may write all that IO does
 def test_the_scheme_is_detected_from_the_rows(
     rows: Callable[..., TableSource], scheme: str

@@ -71,6 +71,8 @@ def csv_rows(lines: NumberedLines, delimiter: str = ",") -> Iterator[CellRow]:
             return
         except csv.Error as error:
             bad = f"not CSV: {error}"
+            if "new-line character" in bad:
+                bad = "CR within a line; only a line feed ends a line (`tr '\\r' '\\n'` makes them)"
         except BadRecordError as error:
             bad, place = error.args[0], -1
         number, offset, source, size = text.taken[place]
@@ -107,6 +109,8 @@ def column_names(row: CellRow) -> list[str]:
         raise BadRecordError(
             f"`sep={excel[1]}` tells Excel the separator; remove this line{advice}"
         )
+    if row.source.startswith(b"#FORMAT=WebAnno"):
+        raise BadRecordError("WebAnno's TSV is not read; export CoNLL 2002, and give format: conll")
     names = [name.strip() for name in row.cells]
     if (unnamed := names.count("")) > 1:
         raise BadRecordError(

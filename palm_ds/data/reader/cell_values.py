@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sized
+from decimal import Decimal
 from typing import Any
 
 from palm_ds.common.messages import counted
@@ -39,7 +40,7 @@ def parse(
             note(f"empty {role}")
     _check_tags(values, settings, split, note)
     if "spans" in values and not _is_missing(values["spans"], settings):
-        values["spans"] = _spans(values["spans"], values.get("text_a", ""))
+        values["spans"] = _spans(values["spans"], values.get("text_a", ""), note)
     if settings.simplify:
         values |= _simplified(values)
     if "answers" in values:
@@ -82,12 +83,26 @@ def _label(
     each class is worth."""
     if _is_missing(value, settings):
         return None
+    if nothing := _no_label(value):
+        what, cell = nothing
+        raise BadRecordError(
+            f"{role} is {what}; `read: {{drop: {{{role}: [{cell}]}}}}` leaves such rows out"
+        )
     if isinstance(value, list):
         return [label_text(item, role) for item in value]
     if isinstance(value, Mapping):
         given = {name: worth for name, worth in value.items() if worth is not None}
         return {label_text(name, role): _worth(worth, role) for name, worth in given.items()}
     return label_text(value, role)
+
+
+def _no_label(value: object) -> tuple[str, str] | None:
+    """What a value is that stands for no label, and how `drop` names it; None for any other."""
+    if value is None:
+        return "null", "null"
+    if isinstance(value, float) and math.isnan(value):
+        return "nan", ".nan"
+    return ("empty", '""') if isinstance(value, str) and not value.strip() else None
 
 
 def _worth(value: object, role: str) -> float:
@@ -105,7 +120,7 @@ def label_text(value: object, role: str = "label") -> str:
     """1 is "1", 1.0 is "1.0", True is "true"."""
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, int):
+    if isinstance(value, int | Decimal):
         return str(value)
     if isinstance(value, float):
         if not math.isfinite(value):
@@ -304,7 +319,7 @@ def _check_tags(
         note("empty tokens")
 
 
-def _spans(value: object, text: str) -> list[dict[str, Any]]:
+def _spans(value: object, text: str, note: Note) -> list[dict[str, Any]]:
     """Sorted {start, end, type}, from a list of them or from CLUENER's or Restaurants-8k's."""
     if isinstance(value, Mapping):
         spans = _inclusive(value, text)
@@ -313,10 +328,15 @@ def _spans(value: object, text: str) -> list[dict[str, Any]]:
     else:
         raise BadRecordError(f"spans is {type_name(value)}, not a list")
     for start, end, kind in spans:
-        if not (_is_place(start) and _is_place(end) and 0 <= start < end <= len(text)):
+        if not (_is_place(start) and _is_place(end)):
+            raise BadRecordError(f"span {start!r} to {end!r} of {kind}: expected whole numbers")
+        if not 0 <= start < end <= len(text):
             raise BadRecordError(
                 f"span {start} to {end} of {kind} does not fit a text of {len(text)} characters"
             )
+    for (start, end, _), item in zip(spans, value, strict=False):
+        if isinstance(item, Mapping) and item.get("text", text[start:end]) != text[start:end]:
+            note("span whose text is not that at its place, which does not include its `end`")
     return [{"start": start, "end": end, "type": kind} for start, end, kind in sorted(spans)]
 
 
@@ -347,7 +367,10 @@ def _inclusive(value: Mapping[str, Any], text: str) -> list[tuple[Any, Any, str]
     spans = []
     for kind, surfaces in value.items():
         if not isinstance(surfaces, Mapping):
-            raise BadRecordError(f"label {kind}: expected an object, got {type_name(surfaces)}")
+            raise BadRecordError(
+                f"label {kind}: expected an object with places, got {type_name(surfaces)}; "
+                f"`columns: {{label: label.{kind}}}` reads it as a class"
+            )
         for surface, places in surfaces.items():
             for first, last in _pairs(places, surface):
                 if text[first : last + 1] != surface:

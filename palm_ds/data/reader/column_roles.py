@@ -171,6 +171,8 @@ def _only(names: list[str], role: str, path: str) -> str:
 
 
 def _nothing(names: Sequence[str | int], file: File, settings: TableSettings) -> str:
+    if file.format in ("tsv", "csv") and any(map(_is_tag, names)):
+        return f"{file.path}: `{names[-1]}` is a tag, no name; format: conll reads a token a line"
     if file.format in ("tsv", "csv") and not settings.header:
         return (
             f"{file.path}: {len(names)} columns without names; assign them, as in "
@@ -190,6 +192,11 @@ def _nothing(names: Sequence[str | int], file: File, settings: TableSettings) ->
         f"{file.path}: no known column among {_shown(names)}; assign them, as in "
         f"columns: {{{role}: NAME{more}}}{option}{hint}"
     )
+
+
+def _is_tag(name: str | int) -> bool:
+    """Whether a line of CoNLL rather has it than a header."""
+    return bool(re.fullmatch(r"O|[BIES]-\S+", str(name)))
 
 
 def _alike(names: Sequence[str | int]) -> dict[str, str]:

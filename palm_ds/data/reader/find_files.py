@@ -6,7 +6,7 @@ import dataclasses
 import glob
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -109,6 +109,11 @@ def _format(path: Path, wanted: str) -> str:
     kind = wanted
     if advice := how_to_convert(path):
         raise UserError(f"{path}: {advice}")
+    if wanted == "auto" and suffix == ".ann":
+        raise UserError(
+            f"{path}: brat's annotations are not read; write a line of JSON for each text: "
+            '{"text": "Bo sings", "spans": [[0, 2, "PER"]]}'
+        )
     if wanted == "auto":
         kind = _KINDS.get(suffix, "")
         if not kind:
@@ -133,21 +138,22 @@ def _is_lines(path: Path) -> bool:
         return False
     if _are_columns(value):
         raise UserError(
-            f"{path}: has columns by name, as pandas' to_json writes them; expected rows: "
+            f"{path}: has a key for each row, as pandas' to_json writes them; expected rows: "
             'to_json(orient="records")'
         )
     return isinstance(value, dict) and not isinstance(value.get("data"), list)
 
 
 def _are_columns(value: object) -> bool:
-    """Whether a JSON value is {column: {number of a row: cell}}."""
+    """Whether a JSON value is {column: {number of a row: cell}}, or {number of a row: {column:
+    cell}}."""
     columns = list(value.values()) if isinstance(value, dict) else []
-    return len(columns) > 1 and all(
-        isinstance(cells, dict)
-        and cells.keys() == columns[0].keys()
-        and all(key.isdecimal() for key in cells)
-        for cells in columns
-    )
+    alike = all(isinstance(each, dict) and each.keys() == columns[0].keys() for each in columns)
+    return len(columns) > 1 and alike and any(map(_are_numbers, (value, columns[0])))
+
+
+def _are_numbers(keys: Iterable[str]) -> bool:
+    return all(key.isdecimal() for key in keys)
 
 
 def contents_hash(files: Sequence[File], settings: TableSettings) -> str:

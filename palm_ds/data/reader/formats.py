@@ -13,6 +13,7 @@ from palm_ds.common.rows.cells import CellRow, column_names, csv_rows, tsv_rows
 from palm_ds.common.rows.columnar import dataset_rows, open_dataset, parquet_features, renamed_rows
 from palm_ds.common.rows.lines import BadRecordError, Lines, decoded, json_row, not_utf8, type_name
 from palm_ds.common.rows.stored import open_bytes, reading
+from palm_ds.data.reader.annotation_tools import unfold
 from palm_ds.data.reader.column_roles import pick
 from palm_ds.data.reader.find_files import File
 from palm_ds.data.reader.options import TableSettings, WholeRows
@@ -28,6 +29,8 @@ class Row:
     place: int | str  # a line or number from 1, or a readable name
     values: Mapping[Any, Any] = field(default_factory=dict)
     bad: str = ""
+    unlabeled: str = ""
+    """A note, if a tool says that the row has no label."""
 
 
 def lines_of(file: File) -> Iterator[tuple[int, int, bytes, int]]:
@@ -89,9 +92,10 @@ def read_jsonl(file: File, settings: TableSettings) -> Iterator[Row]:
             yield Row(number)
             continue
         try:
-            yield Row(number, unfold(json_row(line, unique=True)))
+            yield unfolded(number, json_row(line, unique=True))
         except BadRecordError as bad:
-            yield Row(number, bad=bad.args[0])
+            array = "; format: json reads an array of rows" if line.startswith(b"[") else ""
+            yield Row(number, bad=bad.args[0] + array)
 
 
 def read_json(file: File, settings: TableSettings) -> Iterator[Row]:
@@ -105,10 +109,13 @@ def read_json(file: File, settings: TableSettings) -> Iterator[Row]:
         yield from (Row(*question) for question in questions(items))
         return
     for number, item in enumerate(items, 1):
-        if isinstance(item, dict):
-            yield Row(number, unfold(item))
-        else:
+        if not isinstance(item, dict):
             yield Row(number, bad=f"expected an object, got a JSON {type_name(item)}")
+            continue
+        try:
+            yield unfolded(number, item)
+        except BadRecordError as bad:
+            yield Row(number, bad=bad.args[0])
 
 
 def _document(file: File) -> Any:
@@ -126,16 +133,10 @@ def _document(file: File) -> Any:
         raise UserError(f"{file.path}:1: not JSON: {error}") from None
 
 
-def unfold(row: dict[str, Any]) -> dict[str, Any]:
-    """Restaurants-8k's format as plain columns; any other row unchanged. Without `labels` it has no
-    spans."""
-    user = row.get("userInput")
-    if not isinstance(user, dict) or "text" not in user:
-        return row
-    rest = {
-        key: value for key, value in row.items() if key not in ("userInput", "context", "labels")
-    }
-    return {"text_a": user["text"], "spans": row.get("labels", []), **rest}
+def unfolded(place: int, values: dict[str, Any]) -> Row:
+    """A JSON object as a row. Raises BadRecordError."""
+    plain, note = unfold(values)
+    return Row(place, plain, unlabeled=note)
 
 
 def read_parquet(file: File, settings: TableSettings) -> Iterator[Row]:

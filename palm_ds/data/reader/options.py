@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from palm_ds.common.config import Several
@@ -119,6 +119,12 @@ class TableSettings(Settings):
 def is_label(role: str) -> bool:
     """Whether columns of this role hold labels."""
     return role in LABELS or role.startswith(FURTHER_LABEL)
+
+
+def without_labels(read: TableSettings, kept: Collection[str] = ()) -> TableSettings:
+    """The same settings without label columns, except those in `kept`."""
+    blank = {role: "" for role in (*LABELS, *read.columns) if is_label(role) and role not in kept}
+    return replace(read, columns={**read.columns, **blank})
 
 
 def columns_of(texts: Sequence[str]) -> dict[str, ColumnKey]:

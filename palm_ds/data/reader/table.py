@@ -30,6 +30,7 @@ from palm_ds.data.reader.formats import (
     read_parquet,
     read_text,
     read_tsv,
+    unfolded,
 )
 from palm_ds.data.reader.options import TAG_DELIMITER, ColumnKey, TableSettings, WholeRows
 from palm_ds.data.reader.regions import ImageRegions, RegionFiles
@@ -64,7 +65,10 @@ def memory_rows(name: str, rows: Sequence[Any]) -> MemoryRows:
 def read_memory(file: File, settings: TableSettings) -> Iterator[Row]:
     assert isinstance(file, MemoryRows)
     for index, row in enumerate(file.rows):
-        yield Row(index, plain(row))
+        try:
+            yield unfolded(index, plain(row))
+        except BadRecordError as bad:
+            yield Row(index, bad=bad.args[0])
 
 
 def plain(value: object) -> Any:
@@ -76,6 +80,8 @@ def plain(value: object) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
+    if isinstance(value, bytes):  # what is no text is refused for its surrogates
+        return value.decode("utf-8", "surrogateescape")
     if isinstance(value, set | frozenset):
         return sorted(map(plain, value), key=str)
     if value is None or isinstance(value, bool | int | float | str):
@@ -396,11 +402,15 @@ def rows_in(file: File, settings: TableSettings) -> Iterator[Row]:
 
 
 def _full_rows(file: File, settings: TableSettings, notes: _Notes) -> Iterator[Row]:
-    """The readable rows. Empty lines are noted, except at the end of the file."""
+    """The readable rows. Empty lines are noted, except at the end of the file; so are rows without
+    a label for their annotation tool, which are left out if labels are needed."""
     empty: list[str] = []
+    labeled = settings.missing_labels == "stop" and "answer" not in settings.columns.values()
     for row in file.rows if isinstance(file, ReadRows) else rows_in(file, settings):
         if row.bad:
             notes.bad(where(file, row.place), row.bad)
+        elif row.unlabeled and labeled:
+            notes.add(row.unlabeled, where(file, row.place))
         elif row.values:
             for place in empty:
                 notes.add("empty line", place)

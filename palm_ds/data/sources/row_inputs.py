@@ -31,7 +31,7 @@ from palm_ds.data.reader.find_files import has_known_suffix
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
-    from pandas import DataFrame
+    from pandas import DataFrame, Series
     from typing_extensions import TypeIs
 
     Frame: TypeAlias = Dataset | IterableDataset | DataFrame
@@ -58,6 +58,8 @@ DEV_SPLITS = ("validation", "dev", "valid", "test")
 """The split of a DatasetDict to evaluate on: the first of these that it has."""
 TUPLE_ROLES = ("text_a", "text_b", "label")
 """The roles of a tuple's elements; the second text may be left out."""
+_EXACT = 1 << 53
+"""Whole numbers from here on may not be exact as floats."""
 _PART = r"([\w.-]+)"
 _DATASET_PLACES = (
     re.compile(rf"hf://datasets/{_PART}/([\w.-]+?)(?:@[^/]*)?(?:/|$)"),
@@ -100,7 +102,13 @@ def listed(rows: Rows, name: str = "rows", tuple_roles: Sequence[str] = TUPLE_RO
     if _is_of(given, "pandas", "DataFrame"):
         return tuple(_records(given))
     if isinstance(given, Mapping):
-        raise UserError(f"{name}: expected a list of rows, got one mapping; give [{{...}}, ...]")
+        columns = bool(given) and all(isinstance(x, list | np.ndarray) for x in given.values())
+        how = "; of columns pandas.DataFrame(...) makes rows" if columns else ""
+        raise UserError(
+            f"{name}: expected a list of rows, got one mapping; give [{{...}}, ...]{how}"
+        )
+    if converts := next((x for x in ("to_pylist", "to_dicts") if hasattr(given, x)), ""):
+        raise UserError(f"{name}: is a {type(given).__name__}; give its rows: .{converts}()")
     if not isinstance(given, Iterable) or isinstance(given, bytes):
         raise UserError(f"{name}: expected a file or a list of rows, got {given!r:.60}")
     return _rows(tuple(given), name, tuple_roles)
@@ -245,9 +253,21 @@ def _records(frame: DataFrame) -> Iterator[dict[str, Any]]:
         twice = frame.columns[frame.columns.duplicated()][0]
         raise UserError(f"rows: two columns of the DataFrame are called {twice!r}")
     names = [str(name) for name in frame.columns]
+    whole = {i: "Int64" for i in range(len(names)) if _were_whole(frame.iloc[:, i])}
+    frame = frame.set_axis(range(len(names)), axis=1).astype(whole)
     plain = frame.astype(object).where(frame.notna(), None)
     for values in plain.itertuples(index=False, name=None):
         yield dict(zip(names, values, strict=True))
+
+
+def _were_whole(column: Series) -> bool:
+    """Whether the whole numbers of a column are floats only because some are missing."""
+    if not isinstance(column.dtype, np.dtype) or column.dtype.kind != "f":
+        return False
+    given = column.dropna()
+    return (
+        0 < len(given) < len(column) and bool((given % 1 == 0).all()) and given.abs().max() < _EXACT
+    )
 
 
 def dataset_names_in(paths: Iterable[str]) -> set[str]:

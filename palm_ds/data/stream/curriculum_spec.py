@@ -224,9 +224,11 @@ def parse_stages(values: object, tasks: Sequence[str]) -> CurriculumSpec:
             f"stages: expected a list of stages or one of {', '.join(CURRICULUM_KINDS)}, "
             f"got {values!r}"
         )
-    for name in values:
+    for name, budget in values.items():
         if name not in _KEYS:
-            raise UserError(f"stages.{name}: unknown key{suggest(str(name), _KEYS)}")
+            listed = f"; a stage is an element of a list: stages: [{{{name}: {budget}}}]"
+            known = listed if name in tasks else suggest(str(name), _KEYS)
+            raise UserError(f"stages.{name}: unknown key{known}")
     kinds = [kind for kind in (*CURRICULUM_KINDS, "explicit") if kind in values]
     if len(kinds) != 1:
         raise UserError(

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from palm_ds.common.errors import UserError, first_line
 from palm_ds.data.reader import TableSettings, open_table
+from palm_ds.data.reader.options import without_labels
 from palm_ds.inference.embedder import EmbeddingSettings
 from palm_ds.inference.search.index import IndexEmbedding, SearchIndex
 from palm_ds.inference.search.store import Store
@@ -129,9 +130,8 @@ def _texts(files: Sequence[str], column: str, about: Mapping[str, Any] | None = 
         raise UserError("--index: give its texts with --texts FILE")
     about = about or {}
     columns = {"text_a": column} if column else about.get("columns", {})
-    table = open_table(
-        list(files), TableSettings(columns=columns, format=about.get("format") or "auto")
-    )
+    read = TableSettings(columns=columns, format=about.get("format") or "auto")
+    table = open_table(list(files), without_labels(read))
     if "text_a" not in table.columns:
         raise UserError(f"{', '.join(files)}: no text column; name one with --column NAME")
     return table.column("text_a")

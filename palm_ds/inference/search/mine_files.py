@@ -23,11 +23,12 @@ from palm_ds.common.atomic import write_file_atomically
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.files import hash_of_text
 from palm_ds.data.reader import ColumnKey, Table, TableSettings, open_table
+from palm_ds.data.reader.options import without_labels
 from palm_ds.data.tasks.task import TableTask
 from palm_ds.inference.embedder import CHUNK, Embedder
 from palm_ds.inference.embedding_files import vectors_key
 from palm_ds.inference.parts import OutputParts
-from palm_ds.inference.predict_files import predictions_key, without_labels
+from palm_ds.inference.predict_files import predictions_key
 from palm_ds.inference.predictor import Predictor
 from palm_ds.inference.search.index import SearchIndex
 from palm_ds.inference.search.mine_negatives import (
@@ -84,7 +85,7 @@ class PairScorer:
 
 def open_pairs(files: Sequence[str], columns: Mapping[str, ColumnKey]) -> Table:
     """Rows with the roles `query`, in some rows null, and `positive`. Raises UserError."""
-    table = open_table(list(files), TableSettings(columns=columns))
+    table = open_table(list(files), without_labels(TableSettings(columns=columns)))
     for number, text in enumerate(table.column("positive")):
         if not (text or "").strip():
             raise UserError(f"{table.where(number)}: positive: the text is empty")

@@ -7,6 +7,8 @@
     IOE1    I-PER I-PER O      E only before a chunk of the same type
     BIOES   B-PER E-PER O      (IOBES) as BIO with E at the end; S for a chunk of one token
 
+BILOU's L and U are read as E and S, and the M of BMES as I.
+
 One set of rules reads all schemes, so reading needs no scheme and accepts sequences that violate
 their scheme. The rules are those of conlleval (E. Tjong Kim Sang, CoNLL-2000) for B, I, E and O,
 extended with those of Paddle's `chunk_eval` and of seqeval for B, I, E, S and O. (conlleval alone
@@ -33,6 +35,8 @@ OTHER_NAMES = {
     "IOBES": "BIOES",
 }
 """Names of the schemes in PALM, ERNIE and Paddle."""
+LETTERS_OF_OTHERS = {"L": "E", "U": "S", "M": "I"}
+"""What BILOU and BMES call the letters of BIOES."""
 IN_A_TYPE = {"IO": "I", "BIO": "BI", "IOE2": "IE", "BIOES": "BIES"}
 """Paddle's order of the tags of one type: id = type * len(order) + place; O has the last id."""
 
@@ -94,11 +98,18 @@ def split_tag(tag: str) -> tuple[str, str]:
     """Letter and type of a tag: ("B", "PER") for B-PER, ("O", "") for O. Raises UserError if it is
     not a tag."""
     letter, _, kind = tag.partition("-")
+    if kind:
+        letter = LETTERS_OF_OTHERS.get(letter, letter)
     if letter not in ("O", "B", "I", "E", "S") or (letter == "O" and tag != "O"):
         raise UserError(
             f'"{tag}" is not a tag; expected O, or B, I, E or S with a type, such as B-PER'
         )
     return letter, kind
+
+
+def as_tag(letter: str, kind: str) -> str:
+    """The tag with these, as `split_tag` reads it."""
+    return f"{letter}-{kind}" if kind else letter
 
 
 def tags_of(spans: Iterable[Chunk], length: int, scheme: str) -> list[str]:
@@ -119,9 +130,7 @@ def tags_of(spans: Iterable[Chunk], length: int, scheme: str) -> list[str]:
             follows=before.start < before.end == chunk.start and before.type == chunk.type,
             followed=chunk.end == after.start < after.end and after.type == chunk.type,
         )
-        tags[chunk.start : chunk.end] = [
-            f"{letter}-{chunk.type}" if chunk.type else letter for letter in letters
-        ]
+        tags[chunk.start : chunk.end] = [as_tag(letter, chunk.type) for letter in letters]
     return tags
 
 
@@ -145,7 +154,7 @@ def check_scheme(tags: Sequence[str], scheme: str) -> Invalid | None:
 
     In BIO an I-PER after O is invalid: B-PER is required."""
     for i, (tag, right) in enumerate(zip(tags, convert(tags, scheme), strict=True)):
-        if tag != right:
+        if tag != right and split_tag(tag) != split_tag(right):
             return Invalid(i, tag, right)
     return None
 

@@ -62,6 +62,11 @@ def label_notes(names: Collection[str], *, rows: int) -> list[str]:
         ]
     if numbers and words:
         notes.append(f"numbers ({_listed(numbers)}) and words ({_listed(words)}) are both classes")
+    if names and all(name.endswith(".0") for name in names):
+        notes.append(
+            f"{_listed(names)} are whole numbers, which pandas writes so where some are missing "
+            '(astype("Int64") writes 1)'
+        )
     if missing := [name for name in words if name.casefold() in _MISSING]:
         notes.append(
             f"{_listed(missing)} may mean that the label is missing; `drop` under `read` leaves "

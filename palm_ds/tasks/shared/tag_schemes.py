@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from palm_ds.common.errors import UserError
-from palm_ds.tasks.metrics.chunks import Chunk, check_scheme, scheme_named, split_tag
+from palm_ds.tasks.metrics.chunks import Chunk, as_tag, check_scheme, scheme_named, split_tag
 from palm_ds.tasks.metrics.counts import MatchCounts
 
 NONE = "none"
@@ -83,7 +83,7 @@ def labels_of(types: Iterable[str], scheme: str) -> tuple[str, ...]:
     """All tags of these types, grouped by type, O last (Paddle's order)."""
     letters = _LETTERS[scheme]
     return (
-        *(f"{letter}-{kind}" if kind else letter for kind in sorted(types) for letter in letters),
+        *(as_tag(letter, kind) for kind in sorted(types) for letter in letters),
         "O",
     )
 

@@ -21,7 +21,16 @@ from palm_ds.common.messages import counted
 from palm_ds.common.settings import one_of
 from palm_ds.data.sources.table import UNITS, TableSource, TokenizedWords, chinese_share
 from palm_ds.data.tasks.task import Task
-from palm_ds.tasks.metrics.chunks import Chunk, check_scheme, chunks, convert, tags_of
+from palm_ds.tasks.metrics.chunks import (
+    LETTERS_OF_OTHERS,
+    Chunk,
+    as_tag,
+    check_scheme,
+    chunks,
+    convert,
+    split_tag,
+    tags_of,
+)
 from palm_ds.tasks.shared import tag_schemes
 from palm_ds.tasks.shared.label_notes import alike_notes
 from palm_ds.tasks.shared.text_task import MOST_LABELS, TextTask, check_are_names
@@ -131,6 +140,7 @@ class TagsTask(TextTask):
                 tag_schemes.check_tags(task.labels, scheme)
             except UserError as error:
                 raise UserError(f"{self.where}.labels: {error}") from None
+            task = replace(task, labels=tuple(as_tag(*split_tag(tag)) for tag in task.labels))
         return task if task.labels else replace(task, labels=task._labels(types, source))
 
     def _with_scheme(self: Tagged, source: TableSource) -> tuple[Tagged, set[str]]:
@@ -283,10 +293,11 @@ class TagsTask(TextTask):
 
 def _name_notes(task: str, rows: Sequence[Sequence[str] | None], scheme: str) -> str:
     """Notes on the tags of rows by their names, a line each."""
-    names = {tag for row in rows for tag in row or []}
+    names, others = {tag for row in rows for tag in row or []}, []
     if scheme != tag_schemes.NONE:
+        others = _other_letters(names)
         names = {tag[2:] for tag in names if tag != "O"}
-    notes = [*alike_notes(names), *_number_notes(names)]
+    notes = [*others, *alike_notes(names), *_number_notes(names)]
     return "\n".join(f"{task}: tags: {note}" for note in notes)
 
 
@@ -334,6 +345,15 @@ def _merge_note(task: str, rows: Sequence[Sequence[Chunk]], scheme: str) -> str:
 
 def _joined(*notes: str) -> str:
     return "\n".join(filter(None, notes))
+
+
+def _other_letters(names: Collection[str]) -> list[str]:
+    """A note on letters of BILOU and BMES."""
+    found = [
+        (x, ours) for x, ours in LETTERS_OF_OTHERS.items() if any(f"{x}-" == n[:2] for n in names)
+    ]
+    read = ", ".join(f"{letter} as {ours}" for letter, ours in found)
+    return [f"{read} (BIOES), also in predictions"] if found else []
 
 
 def _number_notes(names: Collection[str]) -> list[str]:

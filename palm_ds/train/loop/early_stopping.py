@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.data.tasks.task import Task
+from palm_ds.data.tasks.task import CorpusTask, Task
 from palm_ds.tasks.metrics.units import less_is_better
 from palm_ds.train.evaluate.evaluate import TaskScore
 from palm_ds.train.recipe.sections import EvaluateSettings, SaveSettings
@@ -37,9 +37,9 @@ class BestTracker:
             )
 
     def check(self, scored: Collection[str]) -> None:
-        """Raises UserError if `evaluate.best` needs tasks that are not evaluated. `scored`: the
-        tasks that have rows to evaluate on."""
-        name = self.settings.best.partition(".")[0]
+        """Raises UserError if `evaluate.best` needs tasks that are not evaluated, or a metric that
+        a task over a corpus does not have. `scored`: the tasks that have rows to evaluate on."""
+        name, _, metric = self.settings.best.partition(".")
         if name == "mean" and not any(not self.tasks[task].auxiliary for task in scored):
             raise UserError(
                 "evaluate.best: no non-auxiliary task has rows to evaluate on; give a source "
@@ -50,6 +50,16 @@ class BestTracker:
                 f"evaluate.best: no rows to evaluate {name!r} on; give its source `validation`, or "
                 "set held_out"
             )
+        if metric and self.known_metrics:
+            self._check_known(metric, self.known_metrics)
+
+    @property
+    def known_metrics(self) -> tuple[str, ...]:
+        """Of the task that `evaluate.best` names, if they are known before it is evaluated: it
+        reads a corpus, and its head counts nothing of its own."""
+        task = self.tasks.get(self.settings.best.partition(".")[0])
+        bare = isinstance(task, CorpusTask) and type(task).tallied is Task.tallied
+        return ("accuracy", "loss") if bare else ()
 
     @property
     def compared(self) -> list[str]:
@@ -136,11 +146,15 @@ class BestTracker:
     def metric(self, score: TaskScore) -> float:
         """The value of the named metric, negated if less is better. Raises UserError if the task
         has no such metric."""
-        name, _, metric = self.settings.best.partition(".")
+        metric = self.settings.best.partition(".")[2]
         known = {**score.metrics, "accuracy": score.accuracy, "loss": score.loss}
-        if metric not in known:
-            raise UserError(f"evaluate.best: {name} has no {metric!r}{suggest(metric, known)}")
+        self._check_known(metric, known)
         return _signed(metric, known[metric])
+
+    def _check_known(self, metric: str, known: Collection[str]) -> None:
+        if metric not in known:
+            name = self.settings.best.partition(".")[0]
+            raise UserError(f"evaluate.best: {name} has no {metric!r}{suggest(metric, known)}")
 
     @property
     def _measured(self) -> dict[str, Any]:

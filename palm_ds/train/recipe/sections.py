@@ -251,7 +251,8 @@ class BatchSize:
             )
         number = number // length if unit == "tokens" else number
         if number < 1:
-            raise UserError(f"batch: {text!r} is smaller than one row of {length} tokens")
+            least = f"one row of {length} tokens" if unit == "tokens" else "1"
+            raise UserError(f"batch: {text!r} is smaller than {least}")
         if number > MOST_EXAMPLES:
             raise UserError(f"batch: at most {MOST_EXAMPLES:,} {unit}, got {number:,}")
         return cls(number, "examples" if unit == "examples" else "rows")

@@ -25,6 +25,7 @@ _STAGES = 20
 _TRAIN, _HELD_OUT, _BASELINE, _INK = "#2f6fb3", "#d9691e", "#8a8f98", "#30343b"
 _LINES = (_HELD_OUT, "#19774a", "#7b4fa3", "#b3261e", _BASELINE)
 """Colors of several metrics in one panel, the primary metric first."""
+_MAX_FP32 = float(np.finfo(np.float32).max)
 _GRID, _STAGE = "#eceef1", "#d5d8dd"
 _STYLED = {
     _INK: "ink",
@@ -172,13 +173,14 @@ def _finish(axes: Axes, metrics: Metrics, curriculum: Curriculum | None, label: 
 
 
 def series(records: Sequence[Mapping[str, Any]], *keys: str) -> tuple[np.ndarray, np.ndarray]:
-    """(steps, values) of the records that have a number under the nested keys."""
+    """(steps, values) of the records that have a number under the nested keys, but not one that is
+    beyond fp32: no run measures it, and curves of it overflow."""
     steps, values = [], []
     for record in records:
         value: object = record
         for key in keys:
             value = value.get(key) if isinstance(value, Mapping) else None
-        if isinstance(value, (int, float)) and np.isfinite(value):
+        if isinstance(value, (int, float)) and abs(value) <= _MAX_FP32:
             steps.append(record["step"])
             values.append(value)
     return np.array(steps, np.int64), np.array(values, np.float64)

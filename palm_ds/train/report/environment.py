@@ -27,16 +27,20 @@ _PACKAGES = (
 ) + ("safetensors", "sentencepiece", "rjieba", "triton", "apex", "flash-attn", "mpi4py")
 
 
-def environment() -> dict[str, Any]:
-    """Environment of a run: machine, devices, versions, and the command that started it."""
+def environment(first_start: str = "") -> dict[str, Any]:
+    """Environment of a run: machine, devices, versions, and the command that started it, or that
+    resumed it after its `first_start`."""
     import torch
+
+    now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
 
     gpus = []
     for index in range(torch.cuda.device_count()):
         device = torch.cuda.get_device_properties(index)
         gpus.append(f"{device.name}, {device.total_memory / 2**30:.0f} GiB")
     return {
-        "started": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+        "started": first_start or now,
+        **({"resumed": now} if first_start else {}),
         "command": without_secrets(" ".join(sys.argv)),
         "host": platform.node(),
         "system": platform.platform(),

@@ -46,7 +46,6 @@ from palm_ds.runtime.zero.swap_folder import check_swap_room, prepare_swapping
 from palm_ds.train.recipe.recipe import CHANGEABLE, NOT_LEARNED, Recipe, make_recipe
 from palm_ds.train.report.environment import environment
 from palm_ds.train.setup.build import AnyStream, build_stream
-from palm_ds.train.setup.resolve import resolve
 from palm_ds.train.setup.sources import Data, open_data
 from palm_ds.weights.model_folder import fingerprint_of
 
@@ -258,7 +257,17 @@ def write_folder(run: RunSpec, config: Mapping[str, Any], data: Data) -> None:
     text = yaml.safe_dump(_recipe_to_store(run, data), sort_keys=False, allow_unicode=True)
     write_file_atomically(run.folder / "recipe.yaml", text)
     write_json(run.folder / "ds_config.json", config)
-    write_json(run.folder / "environment.json", environment())
+    path = run.folder / "environment.json"
+    resumed = bool(checkpoint.steps_in(run.checkpoints))
+    write_json(path, environment(_first_start(path) if resumed else ""))
+
+
+def _first_start(path: Path) -> str:
+    """When a run started, from its environment.json; empty if that does not say so."""
+    with suppress(OSError, ValueError, RecursionError):
+        about = json.loads(path.read_text(encoding="utf-8"))
+        return str(about.get("started", "")) if isinstance(about, dict) else ""
+    return ""
 
 
 def restore_folder(run: RunSpec, config: Mapping[str, Any], data: Data) -> str:
@@ -340,13 +349,11 @@ def _total(recipe: Recipe, stream: AnyStream) -> str:
     return f"{sum(stream.consumed().values()):,} examples"
 
 
-def complete_config(run: RunSpec) -> tuple[Recipe, dict[str, Any]]:
-    """The resolved recipe, and what DeepSpeed will be given."""
+def complete_config(recipe: Recipe, ds_config: DSConfig) -> dict[str, Any]:
+    """What DeepSpeed will be given for a resolved recipe."""
     world = launch_env.stated_processes()
-    recipe = resolve(run.recipe)
     rows = max(size.rows for size in recipe.stage_plan.sizes)
     if recipe.examples:
-        round_up_rows = partial(run.ds_config.round_up_rows, world=world)
+        round_up_rows = partial(ds_config.round_up_rows, world=world)
         rows = build_stream(recipe, open_data(recipe), round_up_rows).rows
-    clip = recipe.optimizer.clip
-    return recipe, run.ds_config.deepspeed_config(rows=rows, world=world, clip=clip)
+    return ds_config.deepspeed_config(rows=rows, world=world, clip=recipe.optimizer.clip)

@@ -56,7 +56,10 @@ def test_spans_as_annotation_tools_write_them(written: dict[str, Any], tmp_path:
         ((1, 0, "1"), ["toxic", "threat"]),
         ((0.0, 1.0, False), ["insult"]),
         (("FALSE", "0", "0.0"), []),
-        ((None, "", None), "label is null, not text"),
+        (
+            (None, "", None),
+            r"label is null; `read: \{drop: \{label: \[null\]\}\}` leaves such rows out",
+        ),
         ((1, "", 0), "insult is empty, not 0 or 1, as a column of a class is"),
         ((0, 1, -1), "threat is -1, not 0 or 1, as a column of a class is"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -281,6 +282,11 @@ def test_spans(tmp_path: Path) -> None:
     ]
     plain = {"text_a": "in Bonn, Bonn", "spans": first[::-1]}
     assert rows(opened(tmp_path, "p.jsonl", json.dumps(plain))) == [rows(table)[0]]
+    named = {"text_a": "in Bonn", "spans": [{"start": 3, "end": 6, "type": "x", "text": "Bonn"}]}
+    (note,) = opened(tmp_path, "n.jsonl", json.dumps(named)).notes
+    assert note.startswith("1 x span whose text is not that at its place, which does not include")
+    named["spans"][0]["end"] = 7
+    assert not opened(tmp_path, "n.jsonl", json.dumps(named)).notes
     slots = [
         {
             "userInput": {"text": "9 at 8"},
@@ -410,10 +416,13 @@ def test_plain_parquet_and_unknown_classes(tmp_path: Path) -> None:
         "answers": [{"text": "b", "start": 2}],
         "impossible": False,
     }
+    prices = pa.table({"text": ["a"], "label": [Decimal("1.50")]})
+    pq.write_table(prices, tmp_path / "prices.parquet")
+    assert open_table(str(tmp_path / "prices.parquet"))[0]["label"] == "1.50"
     known = datasets.Features({"text": datasets.Value("string"), "label": FEATURES["label"]})
     unlabeled = datasets.Dataset.from_dict({"text": ["a"], "label": [-1]}, features=known)
     unlabeled.save_to_disk(tmp_path / "test")
-    with pytest.raises(UserError, match=r"test, row 1: label is null, not text$"):
+    with pytest.raises(UserError, match=r"test, row 1: label is null; `read: .*\[null\]"):
         open_table(str(tmp_path / "test"))
     table = open_table(str(tmp_path / "test"), TableSettings(columns={"label": ""}))
     assert rows(table) == [{"text_a": "a"}]

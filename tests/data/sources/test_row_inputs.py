@@ -9,6 +9,7 @@ from typing import Any
 import datasets
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from datasets import Dataset, DatasetDict
 
@@ -105,12 +106,38 @@ def test_the_second_of_two_texts_is_no_label() -> None:
 
 
 def test_missing_values_are_none() -> None:
-    frame = pd.DataFrame({"sentence": ["a", None], "label": [1.0, np.nan], "when": pd.NaT})
+    frame = pd.DataFrame({"sentence": ["a", None], "label": [1.5, np.nan], "when": pd.NaT})
     assert listed(frame) == (
-        {"sentence": "a", "label": 1.0, "when": None},
+        {"sentence": "a", "label": 1.5, "when": None},
         {"sentence": None, "label": None, "when": None},
     )
     assert [row["label"] for row in listed(as_dataset([-1, 1]))] == [None, "good"]  # type: ignore
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ([1, None, 0], [1, None, 0]),  # pandas has no missing int64: 1.0, NaN, 0.0
+        ([1.0, 2.0], [1.0, 2.0]),
+        ([1.0, None, 2.5], [1.0, None, 2.5]),
+        ([None, None], [None, None]),
+        ([np.inf, 1.0, None], [np.inf, 1.0, None]),
+        ([1e17, None], [1e17, None]),
+        (pd.array([1.0, None], dtype="Float64"), [1.0, None]),
+        (pd.array([1, None], dtype="Int64"), [1, None]),
+    ],
+)
+def test_whole_numbers_beside_missing_ones_stay_whole(given: Any, read: list[Any]) -> None:
+    found = [row["label"] for row in listed(pd.DataFrame({"label": given}, dtype=None))]
+    assert found == read and list(map(type, found)) == list(map(type, read))
+
+
+def test_bytes_are_text() -> None:
+    """b'so' was read with its quotes."""
+    rows = [{"text": "sü".encode()}, {"text": b"\xff"}]
+    assert open_rows(listed(rows[:1]), TableSettings(), "train")[0] == {"text_a": "sü"}
+    with pytest.raises(UserError, match=r"train\[1\]: text_a: lone surrogate at character 1"):
+        open_rows(listed(rows), TableSettings(), "train")
 
 
 def test_files(tmp_path: Path) -> None:
@@ -181,6 +208,10 @@ WRONG: dict[str, Any] = {
     r"rows: has the splits train; give one of them: data\[NAME\]": datasets.DatasetDict(
         train=as_dataset([1, 0])
     ),
+    r"rows: is a Table; give its rows: .to_pylist\(\)": pa.table({"text": ["a"]}),
+    r"rows: expected a list of rows, got one mapping; .*; of columns pandas.DataFrame\(": {
+        "text": ["a"]
+    },
     r"rows: two columns of the DataFrame are called 'a'": pd.DataFrame(
         [[1, 2]], columns=["a", "a"]
     ),

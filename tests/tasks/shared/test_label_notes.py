@@ -15,6 +15,7 @@ ODD = {
     "width": (["Ａ", "A"], "'A' and 'Ａ' look alike"),
     "numbers and words": (["1", "2", "x"], "numbers ('1', '2') and words ('x') are both classes"),
     "missing": (["a", "b", "NaN"], "'NaN' may mean that the label is missing"),
+    "whole numbers as floats": (["0.0", "1.0"], "'0.0', '1.0' are whole numbers, which pandas"),
     "quoted": (["a", '"b"'], "quotation marks are part of '\"b\"'"),
     "lists in cells": (["['film'", "'long']", "[]"], "brackets are part of "),
     "one a row": ([f"id{i}" for i in range(12)], "12 classes in 12 rows; is this the right"),

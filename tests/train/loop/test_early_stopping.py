@@ -18,6 +18,10 @@ TASKS = {
     name: build(name, {"kind": "classification", "source": name, "auxiliary": name == "helper"})
     for name in ("a", "b", "helper")
 }
+OF_CORPUS = {
+    "masks": build("masks", {"kind": "knowledge_masking", "source": "text"}),
+    "replaced": build("replaced", {"kind": "replaced_token_detection", "source": "text"}),
+}
 
 
 def score(accuracy: float, loss: float = 1.0, **metrics: float) -> TaskScore:
@@ -291,6 +295,10 @@ def test_an_unknown_metric_is_refused_with_the_known_ones() -> None:
             best(best=f"a.{metric}").update(1, {"a": score(0.5, f1=0.5)})
     with pytest.raises(UserError, match="no rows to evaluate 'b' on; give its source `validation`"):
         best(best="b").update(1, {"a": score(0.5)})
+    with pytest.raises(UserError, match="evaluate.best: masks has no 'f1'; known: accuracy, loss$"):
+        BestTracker(EvaluateSettings(best="masks.f1"), OF_CORPUS).check({"masks"})
+    for name in ("masks", "masks.loss", "replaced.f1"):  # its head counts more
+        BestTracker(EvaluateSettings(best=name), OF_CORPUS).check({"masks", "replaced"})
     with pytest.raises(UserError, match="evaluate.patience: needs `best`"):
         EvaluateSettings(patience=2)
 

@@ -286,7 +286,8 @@ WRONG = {
     "batch without unit": (changed("batch", to="4096"), "batch: expected `393216 tokens`"),
     "batch a number": (changed("batch", to=64), "batch"),
     "batch no whole rows": (changed("batch", to="1000 tokens"), "use 1024 tokens"),
-    "batch of nothing": (changed("batch", to="0 rows"), "smaller than one row of 128 tokens"),
+    "batch of nothing": (changed("batch", to="0 rows"), "'0 rows' is smaller than 1"),
+    "batch of no tokens": (changed("batch", to="0 tokens"), "smaller than one row of 128 tokens"),
     "length too short": (changed("length", to=4), "length: expected 8 or more, got 4"),
     "length a word": (changed("length", to="long"), "length"),
     "length beyond positions": (

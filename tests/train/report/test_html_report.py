@@ -275,6 +275,17 @@ def test_missing_and_broken_files_are_reported(
     assert said in page.text and "step 600" in page.text
 
 
+@pytest.mark.parametrize("worth", [1e308, -1e308])
+def test_a_curve_leaves_out_what_no_run_measures(run_folder: Path, worth: float) -> None:
+    """The limits of its axis overflowed, and there was no report."""
+    lines = [step_record(step) for step in (10, 20, 30)] + [evaluation(30)]
+    lines[1]["loss"][MASKING] = lines[1]["grad_norm"] = worth
+    lines[3]["scores"][MASKING] |= {"baseline_loss": worth, "metrics": {"f1": worth}}
+    (run_folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in lines))
+    assert "loss" in parsed(write_report(run_folder)).text
+    assert charts.series(lines[:3], "loss", MASKING)[0].tolist() == [10, 30]
+
+
 def test_names_and_messages_are_escaped(run_folder: Path) -> None:
     evil = "<script>alert(1)</script>"
     line = {"kind": "step", "step": 601, "loss": {evil: 1.0}, "accuracy": {evil: 0.1}}

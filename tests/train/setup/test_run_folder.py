@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -98,6 +99,32 @@ def test_a_longer_plan_in_the_folder_of_a_finished_run_is_told_how_to_go_on(
         check_folder(run(steps, seed=2), data)
     hint = f"Choose another folder (`init_from: {tmp_path / 'run'}` starts from its weights), or"
     assert (hint in str(caught.value)) == bool(said)
+
+
+def test_a_resumed_run_keeps_the_time_of_its_first_start(tmp_path: Path) -> None:
+    corpus = write_small_corpus(tmp_path / "corpus", documents=20)
+    values = {
+        "backbone": TINY,
+        "length": 32,
+        "batch": "4 rows",
+        "sources": {"text": {"corpus": str(corpus.path)}},
+        "tasks": {"knowledge_masking": {"source": "text"}},
+        "stages": [{"knowledge_masking": 2}],
+    }
+    how = DSConfig(path="", sections={}, stage=0, precision="fp32")
+    run = RunSpec(recipe=make_recipe(values), ds_config=how, folder=tmp_path / "run")
+    data, about = open_data(run.recipe), tmp_path / "run/environment.json"
+    for before, first in (("", "2"), ('{"started": "1999"}', "2"), ('{"started": "1999"}', "1999")):
+        if before:
+            about.write_text(before)
+        if first == "1999":
+            (run.checkpoints / "step_00000001").mkdir(parents=True)
+        write_folder(run, {}, data)
+        found = json.loads(about.read_text())
+        assert found["started"].startswith(first) and ("resumed" in found) == (first == "1999")
+    about.write_text("{")
+    write_folder(run, {}, data)
+    assert "resumed" not in json.loads(about.read_text())
 
 
 def test_a_run_is_not_continued_with_other_files_of_its_tasks(tmp_path: Path) -> None:
