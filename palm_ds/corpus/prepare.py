@@ -39,7 +39,7 @@ from palm_ds.corpus.mine_phrases import all_sample_texts, mine_phrases
 from palm_ds.corpus.options import InputOptions, ScreenOptions, TextOptions, input_options
 from palm_ds.corpus.progress_bar import show_progress
 from palm_ds.corpus.rejected import gather_rejected, report
-from palm_ds.corpus.screening.fingerprints import import_rensa
+from palm_ds.corpus.screening.duplicates import import_rensa
 from palm_ds.corpus.screening.quality import find_filter
 from palm_ds.corpus.screening.screen import COUNTS, screen
 from palm_ds.corpus.work_dir import (

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -24,10 +25,86 @@ from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.file_cache import HeldFile
 from palm_ds.common.lru_cache import RecentlyUsed
 from palm_ds.corpus.corpus_folder import CorpusFolder, open_folder
-from palm_ds.corpus.mapped_shard import MappedShard, RecordBlock
 from palm_ds.corpus.writer import REPEATED
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.text.tokens import SpecialTokens, TokenSpan
+
+_BLOCKS = 64  # decoded record batches kept per shard, some kilobytes each: views of the file
+
+
+@dataclass(frozen=True)
+class RecordBlock:
+    """A record batch: its tokens end to end, and the names of its documents."""
+
+    start: int  # offset of its first token in the shard
+    columns: dict[str, np.ndarray]
+    names: pa.Array
+
+    def __len__(self) -> int:
+        return len(self.columns["ids"])
+
+
+class MappedShard:
+    """The record batches of a shard, whose file is mapped, found by token.
+
+    Only the headers of the record batches are read to find their places (a few bytes are kept for
+    each). Of the batches themselves, the few used last are kept as Python objects.
+    """
+
+    def __init__(self, file: Path) -> None:
+        with pa.memory_map(str(file)) as source:
+            self._data = source.read_buffer()
+        stream = pa.BufferReader(self._data)
+        self._schema = pa.ipc.read_schema(stream)
+        starts, places = [0], []
+        while (size := self._tokens(stream, places)) is not None:
+            starts.append(starts[-1] + size)
+        self._starts = np.array(starts, np.int64)  # (batches + 1,) tokens
+        self._places = np.array(places, np.int64)  # (batches,) bytes
+        self._blocks: RecentlyUsed[int, RecordBlock] = RecentlyUsed(_BLOCKS)
+
+    @property
+    def tokens(self) -> int:
+        return int(self._starts[-1])
+
+    def __len__(self) -> int:
+        """The number of record batches."""
+        return len(self._places)
+
+    def block(self, token: int) -> RecordBlock:
+        """The record batch with a token of the shard."""
+        return self.numbered(int(np.searchsorted(self._starts, token, side="right")) - 1)
+
+    def numbered(self, number: int) -> RecordBlock:
+        """A record batch by its number."""
+        return self._blocks.get(number, lambda: self._decode(number))
+
+    def _tokens(self, stream: pa.BufferReader, places: list[int]) -> int | None:
+        """The tokens of the next record batch, whose place is appended; None at the end."""
+        place = stream.tell()
+        try:
+            message = pa.ipc.read_message(stream)
+        except EOFError:
+            return None
+        places.append(place)
+        return len(pa.ipc.read_record_batch(message, self._schema).column("ids").values)
+
+    def _decode(self, number: int) -> RecordBlock:
+        stream = pa.BufferReader(self._data.slice(int(self._places[number])))
+        batch = pa.ipc.read_record_batch(pa.ipc.read_message(stream), self._schema)
+        columns = {
+            name: _in_place(batch.column(name).flatten())
+            for name in batch.schema.names
+            if name != "id"
+        }
+        return RecordBlock(int(self._starts[number]), columns, batch.column("id"))
+
+
+def _in_place(numbers: pa.Array) -> np.ndarray:
+    """The same memory as a numpy array (`to_numpy` would import pandas for it)."""
+    values = np.frombuffer(numbers.buffers()[1], numbers.type.to_pandas_dtype())
+    return values[numbers.offset : numbers.offset + len(numbers)]
+
 
 _MAX_SHARDS = 160
 """Shards that stay mapped: those of a group, those read ahead, and some."""

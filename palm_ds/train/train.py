@@ -44,7 +44,7 @@ from palm_ds.train.loop.early_stopping import BestTracker, check_held_out
 from palm_ds.train.loop.loop import EventHandler, Loop
 from palm_ds.train.loop.profiler import ProfileSettings, attach_profiler
 from palm_ds.train.plan.cluster import Cluster
-from palm_ds.train.plan.stages import stage_work
+from palm_ds.train.plan.table import stage_work
 from palm_ds.train.plan.work import size_of, work_of
 from palm_ds.train.recipe.recipe import Recipe
 from palm_ds.train.report.html_report import write_report
@@ -75,8 +75,8 @@ from palm_ds.train.setup.run_folder import (
 )
 from palm_ds.train.setup.sources import Data, check_tables, check_units, open_data, preparation_of
 from palm_ds.train.startup_notes import startup_notes
-from palm_ds.train.teachers.build import attach_teachers, build_teachers
 from palm_ds.train.teachers.distillation_plan import DistillationPlan, resolve_teachers
+from palm_ds.train.teachers.teachers import attach_teachers, build_teachers
 
 Examples: TypeAlias = Callable[[Path, CorpusSource], Iterable[str]]
 """(weights folder, held-out source) -> lines for the log at the end of a run, such as masked words

@@ -29,8 +29,7 @@ from palm_ds.train.report.metrics_file import (
     truncate_after,
 )
 from palm_ds.train.report.score_tables import metrics_text, number, score_tables, share
-from palm_ds.train.report.tracker_clients import TrackSettings
-from palm_ds.train.report.trackers import RunTrackers
+from palm_ds.train.report.trackers import RunTrackers, TrackSettings
 
 
 class RunLog:

@@ -17,8 +17,7 @@ from torch import nn
 from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import init_weights
-from palm_ds.model.encoder.sequences import Sequences
-from palm_ds.model.encoder.word_encoder import WordEncoder
+from palm_ds.model.encoder.word_encoder import Sequences, WordEncoder
 
 
 class BagOfWords(WordEncoder):

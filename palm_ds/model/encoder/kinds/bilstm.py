@@ -16,8 +16,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.sequences import Sequences
-from palm_ds.model.encoder.word_encoder import WordEncoder
+from palm_ds.model.encoder.word_encoder import Sequences, WordEncoder
 
 _GATES = (0, 3, 1, 2)
 """ONNX's order (input, output, forget, cell) among torch's (input, forget, cell, output)."""

@@ -21,8 +21,7 @@ from torch import nn
 from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import ACTIVATIONS, EncoderConfig
 from palm_ds.model.encoder.encoder import PLAIN
-from palm_ds.model.encoder.sequences import Sequences
-from palm_ds.model.encoder.word_encoder import WordEncoder, WordOptions
+from palm_ds.model.encoder.word_encoder import Sequences, WordEncoder, WordOptions
 from palm_ds.model.kernels import Kernels
 
 
