@@ -12,9 +12,8 @@ positions, no task embedding and no attention.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -136,7 +135,7 @@ class WordOptions(Settings):
 class WordEncoder(Encoder):
     """A subclass defines `layer`. Layers are called with (x, Sequences)."""
 
-    defaults: ClassVar[Mapping[str, Any]] = {
+    defaults = {
         "num_layers": 1,
         "num_heads": 1,
         "token_types": 1,
@@ -145,7 +144,7 @@ class WordEncoder(Encoder):
         "attention_dropout": 0.0,
     }
     """A subclass adds `hidden_size`."""
-    options_type: ClassVar[type | None] = WordOptions
+    options_type = WordOptions
 
     def __init__(self, config: EncoderConfig, kernels: Kernels = PLAIN, *, recompute: bool = False):
         super().__init__(config, kernels, recompute=recompute)

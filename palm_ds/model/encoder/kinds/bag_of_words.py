@@ -8,9 +8,6 @@ tanh, a linear map to the classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
-
 import torch
 from torch import nn
 
@@ -23,7 +20,7 @@ from palm_ds.model.encoder.word_encoder import Sequences, WordEncoder
 class BagOfWords(WordEncoder):
     """Its only layer widens or narrows the embeddings, if they have another width."""
 
-    defaults: ClassVar[Mapping[str, Any]] = {**WordEncoder.defaults, "hidden_size": 128}
+    defaults = {**WordEncoder.defaults, "hidden_size": 128}
 
     def layer(self, number: int) -> nn.Module:
         if self.config.num_layers > 1:

@@ -83,7 +83,7 @@ class BertLike(Architecture):
     parts: ClassVar[Mapping[str, str | tuple[str, ...]]] = LAYER
     """{part of a layer: its names in a layer of a file}"""
     classes = tuple(x for x in HEAD_CLASSES if x != "ForNextSentencePrediction")
-    run_keys: ClassVar[Mapping[str, type | None]] = {
+    run_keys = {
         **dict.fromkeys(("layer_norm_eps", "initializer_range"), float),
         **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), float),
         "tie_word_embeddings": bool,

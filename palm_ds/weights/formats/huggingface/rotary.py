@@ -38,7 +38,7 @@ class RotaryBert(Architecture):
     words = "embeddings.word_embeddings.weight"
     inputs = ("input_ids", "attention_mask", "token_type_ids")
     classes = ("ForSequenceClassification", "ForTokenClassification")
-    run_keys: ClassVar[Mapping[str, type | None]] = {
+    run_keys = {
         **dict.fromkeys(("layer_norm_eps", "initializer_range"), float),
         **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), float),
         "tie_word_embeddings": bool,
