@@ -134,10 +134,6 @@ def _counters(options: TextOptions) -> list[_Counter]:
     return letters + ([_Counter(_chinese(tag), Flag.SPACE)] if tag else [])
 
 
-def _languages(options: TextOptions) -> int:
-    return int(options.capitals_name) + int(options.chinese)
-
-
 def _lettered(function_words: Collection[str]) -> Number:
     """Words in letters but for those that combine with everything."""
 
@@ -195,7 +191,8 @@ def add_counts(whole: CooccurrenceCounts, part: CooccurrenceCounts) -> None:
 def mine_phrases(folder: Path, job: PreparationJob, run: ParallelMap) -> None:
     """Mines the job's sample and writes collocations.tsv."""
     tasks = ((str(folder), number) for number in range(len(job.units)))
-    languages = [CooccurrenceCounts(0, Counter(), Counter()) for _ in range(_languages(job.text))]
+    count = job.text.capitals_name + job.text.chinese
+    languages = [CooccurrenceCounts(0, Counter(), Counter()) for _ in range(count)]
     for parts in run(count_pairs, tasks):
         for whole, part in zip(languages, parts, strict=True):
             add_counts(whole, part)

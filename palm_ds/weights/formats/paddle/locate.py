@@ -89,7 +89,7 @@ def _of_file(path: Path) -> PaddleFiles | None:
     if path.suffix == ".pdparams":
         return PaddleFiles("pickle", path)
     if path.suffix == ".safetensors":
-        return PaddleFiles("safetensors", path) if _in_paddles_way(path) else None
+        return PaddleFiles("safetensors", path) if _nlp_names(open_safetensors(path)) else None
     return PaddleFiles("combined", path) if is_variables(path) else None
 
 
@@ -113,10 +113,6 @@ def _of_folder(path: Path) -> PaddleFiles | None:
 
 def _has_variables(names: set[str]) -> bool:
     return any(name == STATIC.word or name.endswith("_" + STATIC.word) for name in names)
-
-
-def _in_paddles_way(path: Path) -> bool:
-    return _nlp_names(open_safetensors(path))
 
 
 def _nlp_names(names: Iterable[object]) -> bool:

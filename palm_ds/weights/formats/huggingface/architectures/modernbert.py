@@ -172,7 +172,8 @@ class ModernBertArchitecture(Architecture):
         head = about.get("classifier_activation", "gelu")
         if head != own.get("activation", "gelu"):
             own["head_activation"] = head
-        options = {key: x for key, x in _options(about, where).items() if x != _default(key)}
+        usual = asdict(_DEFAULTS)
+        options = {key: x for key, x in _options(about, where).items() if x != usual[key]}
         defaults = {**ModernBert.defaults, **_CLASS_DEFAULTS}
         return EncoderConfig.from_dict(
             {**defaults, **own, "kind": self.kind, "options": options}, where
@@ -202,10 +203,6 @@ class ModernBertArchitecture(Architecture):
             "tie_word_embeddings": config.tie_word_embeddings,
             **_ONLY,
         }
-
-
-def _default(key: str) -> Any:
-    return asdict(_DEFAULTS)[key]
 
 
 def _options(about: Mapping[str, Any], where: str) -> dict[str, Any]:
