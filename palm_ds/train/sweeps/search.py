@@ -33,7 +33,9 @@ from palm_ds.common.config import differences, read_json
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.files import make_folder
 from palm_ds.common.json_files import write_json
+from palm_ds.common.messages import nan_to_null
 from palm_ds.common.rng import derive_key
+from palm_ds.common.summary import pipe_table
 from palm_ds.tasks.metrics.units import less_is_better
 from palm_ds.train.report.metrics_file import FILE, Metrics, read_metrics
 from palm_ds.train.sweeps.search_space import Choices, SearchSpace
@@ -41,13 +43,6 @@ from palm_ds.train.sweeps.subprocesses import failure_in, interrupt_all, spawn
 
 if TYPE_CHECKING:
     import optuna
-from typing import TYPE_CHECKING
-
-from palm_ds.common.messages import nan_to_null
-from palm_ds.common.summary import pipe_table
-
-if TYPE_CHECKING:
-    from optuna.trial import FrozenTrial
 
 log = logging.getLogger(__name__)
 
@@ -401,18 +396,18 @@ def report(search: Search) -> str:
     return text
 
 
-def _sorted(search: Search) -> list[FrozenTrial]:
+def _sorted(search: Search) -> list[optuna.trial.FrozenTrial]:
     """Completed trials by value, then the others by number."""
     sign = 1 if search.space.sweep.minimizes else -1
 
-    def key(trial: FrozenTrial) -> tuple[bool, float, int]:
+    def key(trial: optuna.trial.FrozenTrial) -> tuple[bool, float, int]:
         done = trial.state.name == "COMPLETE" and trial.value is not None
         return (not done, sign * (trial.value or 0.0) if done else 0.0, trial.number)
 
     return sorted(search.trials(), key=key)
 
 
-def _record(search: Search, frozen: FrozenTrial) -> dict[str, Any]:
+def _record(search: Search, frozen: optuna.trial.FrozenTrial) -> dict[str, Any]:
     trial, seen = search.trial(frozen), frozen.intermediate_values
     last = seen[max(seen)] if seen else None
     state = _STATES[frozen.state.name]
