@@ -27,7 +27,15 @@ from palm_ds.common.rng import derive_key
 from palm_ds.corpus.store import Corpus
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import layouts
-from palm_ds.pretrain.shared import discourse_markers, sentence_pairs
+from palm_ds.pretrain.shared import sentence_pairs
+from palm_ds.pretrain.shared.discourse_markers import (
+    OWN_LISTS,
+    Finder,
+    Marker,
+    mine,
+    plain_name,
+    read_markers,
+)
 
 _Numbered = dict[str, tuple[Path | str, Sequence[str]]]
 """{"first": (path, labels)} of the first corpus that was read."""
@@ -78,9 +86,9 @@ class DiscourseRelation(sentence_pairs.PairTask):
             len(self.marker_classes)  # reports a bad file early
 
     @cached_property
-    def marker_classes(self) -> list[list[discourse_markers.Marker]]:
+    def marker_classes(self) -> list[list[Marker]]:
         """The variants of every class, in list order."""
-        return discourse_markers.read_markers(self.markers, f"{self.where}.markers")
+        return read_markers(self.markers, f"{self.where}.markers")
 
     @property
     def class_count(self) -> int:
@@ -95,11 +103,7 @@ class DiscourseRelation(sentence_pairs.PairTask):
     def file_contents(self) -> Mapping[str, str]:
         if self.markers == "labels":
             return {}
-        file = (
-            f"markers/{self.markers}.txt"
-            if self.markers in discourse_markers.OWN_LISTS
-            else self.markers
-        )
+        file = f"markers/{self.markers}.txt" if self.markers in OWN_LISTS else self.markers
         return {file: fingerprint([list(map(asdict, line)) for line in self.marker_classes])}
 
     def items(self, source: CorpusSource, max_length: int) -> np.ndarray:
@@ -241,13 +245,13 @@ class DiscourseRelation(sentence_pairs.PairTask):
             self._kept[corpus.path] = table[counts[table[:, 4]] >= self.least]
         return self._kept[corpus.path]
 
-    def _finder(self, corpus: Corpus) -> discourse_markers.Finder:
+    def _finder(self, corpus: Corpus) -> Finder:
         if corpus.path not in self._finders:
-            self._finders[corpus.path] = discourse_markers.Finder.of(self.marker_classes, corpus)
+            self._finders[corpus.path] = Finder.of(self.marker_classes, corpus)
         return self._finders[corpus.path]
 
     @cached_property
-    def _finders(self) -> dict[Path | str, discourse_markers.Finder]:
+    def _finders(self) -> dict[Path | str, Finder]:
         return {}
 
     @cached_property
@@ -265,9 +269,7 @@ class DiscourseRelation(sentence_pairs.PairTask):
             if self.unmarked:
                 numbers[UNMARKED] = self.class_count - 1
             known = {
-                name: numbers[plain]
-                for name in names
-                if (plain := discourse_markers.plain_name(name)) in numbers
+                name: numbers[plain] for name in names if (plain := plain_name(name)) in numbers
             }
             number = sentence_pairs.classes_of_labels(source, numbers | known, where)
         label = number[label]
@@ -285,9 +287,7 @@ class DiscourseRelation(sentence_pairs.PairTask):
             )
         finder = self._finder(corpus)
         last = self.class_count - 1 if self.unmarked else -1
-        parts = list(
-            discourse_markers.mine(corpus, finder, sentences, shortest=self.shortest, unmarked=last)
-        )
+        parts = list(mine(corpus, finder, sentences, shortest=self.shortest, unmarked=last))
         table = np.concatenate([np.empty((0, 5), np.int64), *parts])
         marked = int((table[:, 4] != last).sum())
         return table, (
