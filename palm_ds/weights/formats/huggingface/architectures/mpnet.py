@@ -74,8 +74,7 @@ class MPNetArchitecture(BertLike):
     def read_config(self, about: Mapping[str, Any], where: str) -> EncoderConfig:
         check_only(about, {_BUCKETS: (_USUAL_BUCKETS,), "pad_token_id": (_PAD, None)}, where)
         values = {**_CLASS_DEFAULTS, **about}
-        own: dict[str, Any] = {"position_offset": _OFFSET}
-        return self.read_usual(values, where, masked_lm_activation="gelu", **own)
+        return self.read_usual(values, where, masked_lm_activation="gelu", position_offset=_OFFSET)
 
     def config_json(self, config: EncoderConfig, kind: str) -> dict[str, Any]:
         usual = super().config_json(config, kind)
