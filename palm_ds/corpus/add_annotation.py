@@ -30,7 +30,7 @@ from palm_ds.corpus.annotations import Document, TokenAnnotation, apply_annotati
 from palm_ds.corpus.executors import check_mpi, open_executor
 from palm_ds.corpus.input.discover import InputSpan, find_inputs
 from palm_ds.corpus.manifest import Manifest, check_files, read_manifest, write_manifest
-from palm_ds.corpus.options import input_options
+from palm_ds.corpus.options import InputOptions, ScreenOptions, TextOptions, restored
 from palm_ds.corpus.progress_bar import show_progress
 from palm_ds.corpus.worker import load_worker, read_documents
 from palm_ds.corpus.writer import HashingFile, as_arrow, content_fingerprint, write_dataset_files
@@ -89,9 +89,10 @@ def _job(
         raise UserError(
             f"corpus {folder}: was not prepared from text; annotations cannot be added to it"
         )
-    source = input_options(options["input"])
+    source = restored(InputOptions, options["input"])
     files, _ = find_inputs(inputs, source)
-    text = work_dir.text_options(options["text"])
+    text = restored(TextOptions, options["text"])
+    screening = {x: y for x, y in options.get("screen", {}).items() if x != "not_in"}
     job = work_dir.PreparationJob(
         text=text,
         input=source,
@@ -102,7 +103,7 @@ def _job(
         lexicons=work_dir.hash_lexicons([*text.lexicon_phrase, *text.lexicon_entity]),
         inputs=files,
         units=tuple(tuple(InputSpan(*span) for span in unit) for unit in options["units"]),
-        screen=work_dir.screen_options(options.get("screen", {})),
+        screen=restored(ScreenOptions, screening),
     )
     there = {"inputs": list(manifest.inputs), "lexicons": options["lexicons"]}
     now = {"inputs": list(job.input_entries()), "lexicons": dict(job.lexicons)}

@@ -37,7 +37,7 @@ from palm_ds.corpus.input.discover import find_inputs, split_into_units, unit_by
 from palm_ds.corpus.manifest import NAME as MANIFEST
 from palm_ds.corpus.manifest import Manifest, check_files, read_manifest
 from palm_ds.corpus.mine_phrases import all_sample_texts, mine_phrases
-from palm_ds.corpus.options import InputOptions, ScreenOptions, TextOptions, input_options
+from palm_ds.corpus.options import InputOptions, ScreenOptions, TextOptions, restored
 from palm_ds.corpus.progress_bar import show_progress
 from palm_ds.corpus.rejected import gather_rejected, report
 from palm_ds.corpus.screening.duplicates import import_rensa
@@ -244,7 +244,7 @@ def _check_same(out: str | Path, manifest: Manifest, job: work_dir.PreparationJo
     there = {"inputs": list(manifest.inputs), **manifest.options}
     there.pop("labels", None)  # collected from the input, not an option
     if "input" in there:
-        there["input"] = asdict(input_options(there["input"]))
+        there["input"] = asdict(restored(InputOptions, there["input"]))
     now = {"inputs": job.input_entries(), **job.options()}
     there, now = json.loads(json.dumps([there, now]))
     if changes := differences(there, now):
