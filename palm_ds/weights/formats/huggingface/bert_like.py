@@ -52,21 +52,6 @@ ROBERTA_MASKED_LM = {
 }
 
 
-def without(*tables: str) -> dict[str, str]:
-    """BERT's embeddings without these tables."""
-    return {x: y for x, y in EMBEDDINGS.items() if x.removesuffix(".weight") not in tables}
-
-
-def lora_modules(parts: Mapping[str, str | tuple[str, ...]]) -> dict[str, str | tuple[str, ...]]:
-    """`Architecture.lora_modules` of layers whose parts have these names."""
-    return {
-        **dict(zip(("query", "key", "value"), parts["qkv"], strict=True)),
-        "attention_output": parts["project"],
-        "intermediate": parts["expand"],
-        "output": parts["contract"],
-    }
-
-
 def tied_output(masked_lm: Mapping[str, str]) -> dict[str, str]:
     """`Architecture.tied` of a masked-LM head whose parts have these names."""
     decoder = masked_lm["decoder"].removesuffix(".weight")
@@ -91,7 +76,21 @@ class BertLike(Architecture):
         **dict.fromkeys(("intermediate_size", "hidden_act", "max_position_embeddings")),
         **dict.fromkeys(("type_vocab_size", "pad_token_id")),
     }
-    lora_modules = lora_modules(LAYER)
+
+    def __init_subclass__(cls) -> None:
+        """What LoRA changes are parts of a layer, unless the class says otherwise."""
+        if "lora_modules" not in vars(cls):
+            cls.lora_modules = {
+                **dict(zip(("query", "key", "value"), cls.parts["qkv"], strict=True)),
+                "attention_output": cls.parts["project"],
+                "intermediate": cls.parts["expand"],
+                "output": cls.parts["contract"],
+            }
+
+    @staticmethod
+    def without(*tables: str) -> dict[str, str]:
+        """BERT's `tables` but for these."""
+        return {x: y for x, y in EMBEDDINGS.items() if x.removesuffix(".weight") not in tables}
 
     def body_names(self, config: EncoderConfig) -> Names:
         """`names` of embeddings and layers, without the ends of `both_ends`."""

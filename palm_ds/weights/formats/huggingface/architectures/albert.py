@@ -16,7 +16,7 @@ from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.kinds.albert import Albert, AlbertOptions
 from palm_ds.weights.formats.contents import TensorEntry
 from palm_ds.weights.formats.huggingface.architecture import SENTENCE_ORDER, Entries, Family, Names
-from palm_ds.weights.formats.huggingface.bert_like import BertLike, lora_modules, tied_output
+from palm_ds.weights.formats.huggingface.bert_like import BertLike, tied_output
 from palm_ds.weights.formats.huggingface.check_config import check_values, whole
 
 _LAYER = {
@@ -70,7 +70,6 @@ class AlbertArchitecture(BertLike):
     buffers = ("embeddings.position_ids", "embeddings.token_type_ids")
     inputs = ("input_ids", "attention_mask", "token_type_ids")
     run_keys = {**BertLike.run_keys, **dict.fromkeys(_OPTIONS)}
-    lora_modules = lora_modules(_LAYER)
 
     def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
         further: Names = {

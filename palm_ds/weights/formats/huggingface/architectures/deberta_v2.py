@@ -18,18 +18,11 @@ from palm_ds.common.messages import printable
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.kinds.deberta_v2 import DebertaV2, DebertaV2Options
 from palm_ds.weights.formats.huggingface.architecture import REPLACED_TOKENS, Family, Names
-from palm_ds.weights.formats.huggingface.bert_like import (
-    LAYER,
-    MASKED_LM,
-    BertLike,
-    lora_modules,
-    tied_output,
-    without,
-)
+from palm_ds.weights.formats.huggingface.bert_like import MASKED_LM, BertLike, tied_output
 from palm_ds.weights.formats.huggingface.check_config import check_values, text, truth, whole
 
 _LAYER = {
-    **LAYER,
+    **BertLike.parts,
     "qkv": tuple(f"attention.self.{part}_proj" for part in ("query", "key", "value")),
 }
 _OWN_MAPS = {f"distance_{x}": f"attention.self.pos_{x}_proj" for x in ("query", "key")}
@@ -83,7 +76,7 @@ class DebertaV2Architecture(BertLike):
 
     kind = "deberta_v2"
     families = {"deberta-v2": Family(class_prefix="DebertaV2", tensor_prefix="deberta")}
-    tables = without("task")
+    tables = BertLike.without("task")
     parts = _LAYER
     task_table = "word"
     tied = tied_output(MASKED_LM)
@@ -100,7 +93,6 @@ class DebertaV2Architecture(BertLike):
         "pos_att_type": None,
         "conv_groups": None,
     }
-    lora_modules = lora_modules(_LAYER)
 
     def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
         further: Names = {

@@ -11,7 +11,7 @@ from typing import Any
 
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.weights.formats.huggingface.architecture import Family, Names
-from palm_ds.weights.formats.huggingface.bert_like import BertLike, lora_modules, without
+from palm_ds.weights.formats.huggingface.bert_like import BertLike
 from palm_ds.weights.formats.huggingface.check_config import (
     USUAL_CHECKS,
     check_values,
@@ -71,7 +71,7 @@ class DistilBertArchitecture(BertLike):
     kind = "distilbert"
     families = {"distilbert": Family(class_prefix="DistilBert", tensor_prefix="distilbert")}
     layer = "transformer.layer"
-    tables = without("segment", "task")
+    tables = BertLike.without("segment", "task")
     parts = _LAYER
     task_table = "position"
     tied = {_MASKED_LM["decoder"]: BertLike.words}
@@ -90,7 +90,6 @@ class DistilBertArchitecture(BertLike):
         **dict.fromkeys(("dropout", "attention_dropout", "initializer_range"), float),
         "tie_word_embeddings": bool,
     }
-    lora_modules = lora_modules(_LAYER)
 
     def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
         further: Names = {} if layout else {"backbone.pooler.dense": ("pre_classifier",)}

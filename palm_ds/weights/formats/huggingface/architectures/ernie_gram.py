@@ -15,7 +15,7 @@ from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.kinds.bert import ErnieGram, ErnieGramOptions
 from palm_ds.model.encoder.positions import GRAM_BUCKETS
 from palm_ds.weights.formats.huggingface.architecture import Family, Names
-from palm_ds.weights.formats.huggingface.bert_like import MASKED_LM, BertLike, tied_output, without
+from palm_ds.weights.formats.huggingface.bert_like import MASKED_LM, BertLike, tied_output
 from palm_ds.weights.formats.huggingface.check_config import check_only
 
 SIZE = "rel_pos_size"
@@ -35,7 +35,7 @@ class ErnieGramArchitecture(BertLike):
             paddle_eps=1e-5,
         )
     }
-    tables = without("task")
+    tables = BertLike.without("task")
     task_table = "segment"
     tied = tied_output(MASKED_LM)
     heads = ("cls", "classifier", "qa_outputs")

@@ -11,18 +11,11 @@ from typing import Any
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.kinds.bert import MPNet
 from palm_ds.weights.formats.huggingface.architecture import Family, Names
-from palm_ds.weights.formats.huggingface.bert_like import (
-    LAYER,
-    ROBERTA_MASKED_LM,
-    BertLike,
-    lora_modules,
-    tied_output,
-    without,
-)
+from palm_ds.weights.formats.huggingface.bert_like import ROBERTA_MASKED_LM, BertLike, tied_output
 from palm_ds.weights.formats.huggingface.check_config import check_only
 
 _LAYER = {
-    **LAYER,
+    **BertLike.parts,
     "qkv": ("attention.attn.q", "attention.attn.k", "attention.attn.v"),
     "project": "attention.attn.o",
     "attention_norm": "attention.LayerNorm",
@@ -43,7 +36,7 @@ class MPNetArchitecture(BertLike):
     families = {
         "mpnet": Family(class_prefix="MPNet", tensor_prefix="mpnet", masked_lm_activation="gelu")
     }
-    tables = without("segment", "task")
+    tables = BertLike.without("segment", "task")
     parts = _LAYER
     task_table = "position"
     tied = tied_output(ROBERTA_MASKED_LM)
@@ -51,7 +44,6 @@ class MPNetArchitecture(BertLike):
     masked_lm = ("lm_head.",)
     buffers = ("embeddings.position_ids",)
     run_keys = {**BertLike.run_keys, _BUCKETS: None}
-    lora_modules = lora_modules(_LAYER)
 
     def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
         further: Names = {

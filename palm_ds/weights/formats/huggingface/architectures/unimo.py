@@ -25,7 +25,7 @@ from palm_ds.weights.formats.huggingface.architecture import (
     both_ends,
     fold_task_into,
 )
-from palm_ds.weights.formats.huggingface.bert_like import BertLike, moved_positions, without
+from palm_ds.weights.formats.huggingface.bert_like import BertLike, moved_positions
 from palm_ds.weights.formats.huggingface.check_config import check_only
 
 _TOKEN_TYPES = 2  # those of two texts, the fewest that UNIMO's encoder has a table for
@@ -47,7 +47,7 @@ class UnimoArchitecture(BertLike):
             paddle_eps=1e-5,
         )
     }
-    tables = {**without("task"), "norm": "encoder_norm"}
+    tables = {**BertLike.without("task"), "norm": "encoder_norm"}
     tied = {_OUTPUT["decoder"]: BertLike.words}
     heads = ("lm_head",)
     masked_lm = ("lm_head.",)
