@@ -85,7 +85,8 @@ from palm_ds.data.tasks.example import (  # noqa: E402
     build_input,
     layouts,  # noqa: E402
 )
-from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder  # noqa: E402
+from palm_ds.model.config.config import EncoderConfig  # noqa: E402
+from palm_ds.model.encoder.encoder import build_encoder  # noqa: E402
 from palm_ds.model.heads.heads import MaskedLMHead  # noqa: E402
 from palm_ds.model.kernels import choose_kernels  # noqa: E402
 from palm_ds.model.multi_task_model import Model  # noqa: E402

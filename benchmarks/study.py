@@ -153,7 +153,7 @@ def flops_of(values: Mapping[str, Any]) -> float:
     import torch
 
     from palm_ds.runtime.deepspeed.ds_config import DSConfig
-    from palm_ds.train.plan.stages import stage_work
+    from palm_ds.train.plan.table import stage_work
     from palm_ds.train.plan.work import size_of
     from palm_ds.train.recipe.recipe import make_recipe
     from palm_ds.train.setup.build import build_model, build_stream

@@ -49,7 +49,7 @@ from palm_ds.train.recipe.sections import (  # noqa: E402
     SpikeSettings,
 )
 from palm_ds.train.recipe.stage_settings import StageSettings  # noqa: E402
-from palm_ds.train.report.tracker_clients import (  # noqa: E402
+from palm_ds.train.report.trackers import (  # noqa: E402
     MlflowSettings,
     TrackioSettings,
     WandbSettings,

@@ -81,9 +81,9 @@ OWNERS = {
     "prometheus_client": ("palm_ds/serve/metrics.py", "palm_ds/cli/serve.py"),
     "usearch": ("palm_ds/inference/search/graph.py",),
     "optuna": ("palm_ds/train/sweeps/search",),
-    "wandb": ("palm_ds/train/report/tracker_clients.py",),
-    "mlflow": ("palm_ds/train/report/tracker_clients.py",),
-    "trackio": ("palm_ds/train/report/tracker_clients.py",),
+    "wandb": ("palm_ds/train/report/trackers.py",),
+    "mlflow": ("palm_ds/train/report/trackers.py",),
+    "trackio": ("palm_ds/train/report/trackers.py",),
     "triton": (
         "palm_ds/model/attention/triton_kernels.py",
         "palm_ds/model/ops/fused_norm_triton_kernels.py",

@@ -18,7 +18,7 @@ from palm_ds.model.generation.generate import DecodingSettings
 from palm_ds.model.heads.heads import Head, HeadOutput
 from palm_ds.tasks.shared.text_task import ClassesTask, TextTask
 from palm_ds.text.custom_tokenizer import CustomTokenizer
-from palm_ds.train.recipe.custom_schedule import Schedule
+from palm_ds.train.recipe.lr_schedule import Schedule
 
 __all__ = [
     "Backbone",

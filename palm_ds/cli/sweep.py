@@ -36,9 +36,8 @@ def run(args: argparse.Namespace) -> int:
     launcher = launcher_of(args.launcher)
     ds_config = find_ds_config(args.deepspeed_config)
     from palm_ds.runtime.deepspeed.ds_config import read_ds_config
-    from palm_ds.train.sweeps.search import Search
+    from palm_ds.train.sweeps.search import BEST, Search, report
     from palm_ds.train.sweeps.search_space import read_sweep, search_space
-    from palm_ds.train.sweeps.search_table import BEST, report
 
     read_ds_config(ds_config)
     sweep, out = read_sweep(args.sweep, args.overrides), out_folder(args)

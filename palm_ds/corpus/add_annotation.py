@@ -26,22 +26,13 @@ from palm_ds.common.config import differences
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
 from palm_ds.common.remote_files import is_url
+from palm_ds.corpus import work_dir
 from palm_ds.corpus.annotations import Document, TokenAnnotation, apply_annotation, find_annotation
 from palm_ds.corpus.executors import check_mpi, open_executor
 from palm_ds.corpus.input.discover import InputSpan, find_inputs
 from palm_ds.corpus.manifest import Manifest, check_files, read_manifest, write_manifest
-from palm_ds.corpus.options import input_options
+from palm_ds.corpus.options import InputOptions, ScreenOptions, TextOptions, restored
 from palm_ds.corpus.progress_bar import show_progress
-from palm_ds.corpus.work_dir import (
-    COLLOCATIONS,
-    LABELS,
-    PreparationJob,
-    exclusive_lock,
-    hash_lexicons,
-    save_job,
-    screen_options,
-    text_options,
-)
 from palm_ds.corpus.worker import load_worker, read_documents
 from palm_ds.corpus.writer import HashingFile, as_arrow, content_fingerprint, write_dataset_files
 
@@ -76,7 +67,7 @@ def add_annotations(
     job = _job(folder, manifest, inputs, annotations)
     working = folder.with_name(folder.name + ".adding")
     working.mkdir(exist_ok=True)
-    with naming(folder), exclusive_lock(working):
+    with naming(folder), work_dir.exclusive_lock(working):
         _lay_out(working, folder, job, manifest)
         tasks = [(str(working), str(folder), i, s.name) for i, s in enumerate(manifest.shards)]
         with (
@@ -92,27 +83,28 @@ def add_annotations(
 
 def _job(
     folder: Path, manifest: Manifest, inputs: Sequence[str], annotations: Sequence[str]
-) -> PreparationJob:
+) -> work_dir.PreparationJob:
     """The job that prepared the corpus, with the inputs as they are now."""
     options = manifest.options
     if "units" not in options:
         raise UserError(
             f"corpus {folder}: was not prepared from text; annotations cannot be added to it"
         )
-    source = input_options(options["input"])
+    source = restored(InputOptions, options["input"])
     files, _ = find_inputs(inputs, source)
-    text = text_options(options["text"])
-    job = PreparationJob(
+    text = restored(TextOptions, options["text"])
+    screening = {x: y for x, y in options.get("screen", {}).items() if x != "not_in"}
+    job = work_dir.PreparationJob(
         text=text,
         input=source,
         tokenizer=options["tokenizer"],
         annotations=tuple(annotations),
         strict=False,
         sample_bytes=options["sample_bytes"],
-        lexicons=hash_lexicons([*text.lexicon_phrase, *text.lexicon_entity]),
+        lexicons=work_dir.hash_lexicons([*text.lexicon_phrase, *text.lexicon_entity]),
         inputs=files,
         units=tuple(tuple(InputSpan(*span) for span in unit) for unit in options["units"]),
-        screen=screen_options(options.get("screen", {})),
+        screen=restored(ScreenOptions, screening),
     )
     there = {"inputs": list(manifest.inputs), "lexicons": options["lexicons"]}
     now = {"inputs": list(job.input_entries()), "lexicons": dict(job.lexicons)}
@@ -123,14 +115,14 @@ def _job(
     return job
 
 
-def _lay_out(working: Path, folder: Path, job: PreparationJob, manifest: Manifest) -> None:
+def _lay_out(working: Path, folder: Path, job: work_dir.PreparationJob, manifest: Manifest) -> None:
     """Fills the working folder with the files that workers read."""
     shutil.copytree(folder / "tokenizer", working / "tokenizer", dirs_exist_ok=True)
-    (working / COLLOCATIONS).unlink(missing_ok=True)
-    if (folder / COLLOCATIONS).is_file():
-        shutil.copy(folder / COLLOCATIONS, working / COLLOCATIONS)
-    write_json(working / LABELS, manifest.options.get("labels", []))
-    save_job(working, job)
+    (working / work_dir.COLLOCATIONS).unlink(missing_ok=True)
+    if (folder / work_dir.COLLOCATIONS).is_file():
+        shutil.copy(folder / work_dir.COLLOCATIONS, working / work_dir.COLLOCATIONS)
+    write_json(working / work_dir.LABELS, manifest.options.get("labels", []))
+    work_dir.save_job(working, job)
 
 
 def _next_name(name: str) -> str:

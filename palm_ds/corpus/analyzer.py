@@ -25,7 +25,7 @@ from palm_ds.text.phrases import Collocations, Lexicon, capital_runs, read_lexic
 from palm_ds.text.sentence_splitter import is_wrapped, paragraph_starts, sentence_starts
 from palm_ds.text.unspaced import more_word_starts, whole_runs
 from palm_ds.text.word_cache import WordCache, WordLookup, WordResources
-from palm_ds.text.word_features import CAPITAL
+from palm_ds.text.word_features import Flag, has
 from palm_ds.text.words import Segmenter, split_words
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class DocumentAnalyzer:
             has_title=record.has_title,
             part_values=self._part_values(record),
             word_of=word_of,
-            capitals=(words.flags[around] & CAPITAL) != 0,
+            capitals=has(words.flags[around], Flag.CAPITAL),
             phrases=self._phrases(text, words, starts),
             entities=self._entities(text, words, starts),
         )

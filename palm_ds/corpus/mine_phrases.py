@@ -29,7 +29,7 @@ from palm_ds.corpus.worker import WorkUnitReader
 from palm_ds.text import chinese as chinese
 from palm_ds.text.chinese import find_simplifier
 from palm_ds.text.tokenizer import segmenter_in
-from palm_ds.text.word_features import BLANK, HAN, LETTER, SPACE, is_han, word_flags
+from palm_ds.text.word_features import Flag, is_han, word_flags
 from palm_ds.text.word_lists import word_lists
 from palm_ds.text.words import GrowableArray, WordIndex, split_words
 
@@ -129,20 +129,16 @@ def _counters(options: TextOptions) -> list[_Counter]:
     """One counter per language. Pairs of words in letters may span white space but not an empty
     line; Chinese pairs may not span white space."""
     function_words = word_lists(options.language).function_words
-    letters = [_Counter(_lettered(function_words), BLANK)] if options.capitals_name else []
+    letters = [_Counter(_lettered(function_words), Flag.BLANK)] if options.capitals_name else []
     tag = chinese_tagger() if options.chinese else None
-    return letters + ([_Counter(_chinese(tag), SPACE)] if tag else [])
-
-
-def _languages(options: TextOptions) -> int:
-    return int(options.capitals_name) + int(options.chinese)
+    return letters + ([_Counter(_chinese(tag), Flag.SPACE)] if tag else [])
 
 
 def _lettered(function_words: Collection[str]) -> Number:
     """Words in letters but for those that combine with everything."""
 
     def number(word: str, flags: int) -> str | int:
-        if not flags & LETTER:
+        if not flags & Flag.LETTER:
             return 0
         core = word.lstrip().lower()
         return -1 if core in function_words or len(core) < 2 else core
@@ -155,7 +151,7 @@ def _chinese(tag: Callable[[str], str]) -> Number:
 
     def number(word: str, flags: int) -> str | int:
         core = word.lstrip()
-        if not flags & HAN or not is_han(core[:1]):
+        if not flags & Flag.HAN or not is_han(core[:1]):
             return 0
         if core in chinese.FUNCTION_WORDS or tag(core)[:1] not in _CONTENT:
             return -1
@@ -195,7 +191,8 @@ def add_counts(whole: CooccurrenceCounts, part: CooccurrenceCounts) -> None:
 def mine_phrases(folder: Path, job: PreparationJob, run: ParallelMap) -> None:
     """Mines the job's sample and writes collocations.tsv."""
     tasks = ((str(folder), number) for number in range(len(job.units)))
-    languages = [CooccurrenceCounts(0, Counter(), Counter()) for _ in range(_languages(job.text))]
+    count = job.text.capitals_name + job.text.chinese
+    languages = [CooccurrenceCounts(0, Counter(), Counter()) for _ in range(count)]
     for parts in run(count_pairs, tasks):
         for whole, part in zip(languages, parts, strict=True):
             add_counts(whole, part)

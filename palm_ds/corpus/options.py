@@ -6,13 +6,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, PositiveInt
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.settings import Settings, one_of
 
+T = TypeVar("T")
 STRUCTURES = ("pairs", "dialogues", "ernie")  # formats of records rather than of files
 FORMATS = ("auto", "jsonl", "text", "parquet", "arrow", *STRUCTURES)
 DOCUMENTS = ("blank_line", "file", "line")
@@ -80,14 +81,6 @@ class InputOptions(Settings, option="--"):
     def structure(self) -> str:
         """Structure of a record: documents, pairs, dialogues or ernie."""
         return self.format if self.format in STRUCTURES else "documents"
-
-
-def input_options(state: Mapping[str, Any]) -> InputOptions:
-    """Restores options from JSON."""
-    values: dict[str, Any] = {
-        key: tuple(v) if isinstance(v, list) else v for key, v in state.items()
-    }
-    return InputOptions(**values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,3 +151,8 @@ class ScreenOptions:
     def similarity(self) -> float:
         """The least share of common shingles of near copies."""
         return {None: 1.0, "exact": 1.0, "near": _NEAR}.get(self.dedup) or float(str(self.dedup))
+
+
+def restored(kind: type[T], state: Mapping[str, Any]) -> T:
+    """Options of this kind from JSON, with lists as tuples."""
+    return kind(**{key: tuple(x) if isinstance(x, list) else x for key, x in state.items()})

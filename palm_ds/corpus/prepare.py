@@ -28,6 +28,7 @@ from palm_ds.common.files import make_folder
 from palm_ds.common.messages import counted
 from palm_ds.common.remote_files import RemoteFolder, is_url
 from palm_ds.common.settings import Settings
+from palm_ds.corpus import work_dir
 from palm_ds.corpus.annotations import DEFAULT_ANNOTATIONS, INPUT_ANNOTATIONS, find_annotation
 from palm_ds.corpus.collect_labels import collect_labels
 from palm_ds.corpus.corpus_folder import check_writable, open_folder, upload, work_folder
@@ -36,25 +37,12 @@ from palm_ds.corpus.input.discover import find_inputs, split_into_units, unit_by
 from palm_ds.corpus.manifest import NAME as MANIFEST
 from palm_ds.corpus.manifest import Manifest, check_files, read_manifest
 from palm_ds.corpus.mine_phrases import all_sample_texts, mine_phrases
-from palm_ds.corpus.options import InputOptions, ScreenOptions, TextOptions, input_options
+from palm_ds.corpus.options import InputOptions, ScreenOptions, TextOptions, restored
 from palm_ds.corpus.progress_bar import show_progress
 from palm_ds.corpus.rejected import gather_rejected, report
-from palm_ds.corpus.screening.fingerprints import import_rensa
+from palm_ds.corpus.screening.duplicates import import_rensa
 from palm_ds.corpus.screening.quality import find_filter
 from palm_ds.corpus.screening.screen import COUNTS, screen
-from palm_ds.corpus.work_dir import (
-    COLLOCATIONS,
-    LABELS,
-    PreparationJob,
-    changed_option,
-    exclusive_lock,
-    hash_lexicons,
-    hash_tokenizer,
-    is_done,
-    load_dropped,
-    load_part,
-    save_job,
-)
 from palm_ds.corpus.worker import WorkUnitReader, write_shard
 from palm_ds.corpus.writer import ShardSummary, finish_corpus, smallest_unsigned
 from palm_ds.text.chinese import find_simplifier
@@ -155,7 +143,7 @@ def prepare(
     check_new_folder(out)
     partial = out.with_name(out.name + ".partial")
     _check_unfinished(partial)
-    with naming(out), exclusive_lock(partial):
+    with naming(out), work_dir.exclusive_lock(partial):
         manifest = _finished_before(partial, job)
         if manifest is None:
             _enter(partial, job)
@@ -184,7 +172,7 @@ def _prepare_remote(
     return manifest
 
 
-def plan(inputs: Sequence[str], options: PrepareOptions) -> PreparationJob:
+def plan(inputs: Sequence[str], options: PrepareOptions) -> work_dir.PreparationJob:
     """Plans the job: inputs, work units and options, checked as far as possible before any work."""
     given = None if options.tokenizer is None else load_tokenizer(options.tokenizer)
     ids_alone = options.input.structure == "ernie"
@@ -201,14 +189,16 @@ def plan(inputs: Sequence[str], options: PrepareOptions) -> PreparationJob:
     if not units:
         raise UserError(f"input {', '.join(inputs)}: all files are empty")
     excluded = find_inputs(options.not_in, options.input)[0] if options.not_in else ()
-    return PreparationJob(
+    return work_dir.PreparationJob(
         text=options.text,
         input=options.input,
         tokenizer=_tokenizer_entry(options),
         annotations=annotations,
         strict=options.strict,
         sample_bytes=int(options.sample_mb * _MB),
-        lexicons=hash_lexicons([*options.text.lexicon_phrase, *options.text.lexicon_entity]),
+        lexicons=work_dir.hash_lexicons(
+            [*options.text.lexicon_phrase, *options.text.lexicon_entity]
+        ),
         inputs=files,
         units=units,
         screen=options.screen,
@@ -219,7 +209,10 @@ def plan(inputs: Sequence[str], options: PrepareOptions) -> PreparationJob:
 
 def _tokenizer_entry(options: PrepareOptions) -> dict[str, Any]:
     if options.tokenizer is not None:
-        return {"path": options.tokenizer, "sha256": hash_tokenizer(Path(options.tokenizer))}
+        return {
+            "path": options.tokenizer,
+            "sha256": work_dir.hash_tokenizer(Path(options.tokenizer)),
+        }
     trained = {"train": options.train, "vocab_size": options.vocab_size}
     return {**trained, "lower": options.text.lower}
 
@@ -235,7 +228,7 @@ def _annotations(options: PrepareOptions, loses_capitals: bool) -> tuple[str, ..
     return tuple(name for i, name in enumerate(names) if short[i] not in short[:i])
 
 
-def _already_there(out: Path, job: PreparationJob) -> Manifest:
+def _already_there(out: Path, job: work_dir.PreparationJob) -> Manifest:
     """Returns the manifest of an existing corpus at OUT; raises UserError unless it is the same."""
     if not out.is_dir():
         raise UserError(f"{out}: is a file; name a new folder for the corpus")
@@ -246,12 +239,12 @@ def _already_there(out: Path, job: PreparationJob) -> Manifest:
     return manifest
 
 
-def _check_same(out: str | Path, manifest: Manifest, job: PreparationJob) -> None:
+def _check_same(out: str | Path, manifest: Manifest, job: work_dir.PreparationJob) -> None:
     """Raises UserError unless the job would give the same corpus."""
     there = {"inputs": list(manifest.inputs), **manifest.options}
     there.pop("labels", None)  # collected from the input, not an option
     if "input" in there:
-        there["input"] = asdict(input_options(there["input"]))
+        there["input"] = asdict(restored(InputOptions, there["input"]))
     now = {"inputs": job.input_entries(), **job.options()}
     there, now = json.loads(json.dumps([there, now]))
     if changes := differences(there, now):
@@ -270,11 +263,11 @@ def _check_unfinished(partial: Path) -> None:
     make_folder(partial)
 
 
-def _enter(partial: Path, job: PreparationJob) -> None:
+def _enter(partial: Path, job: work_dir.PreparationJob) -> None:
     """Resumes the interrupted run of the same job. That of another job is discarded if it has
     finished no shard."""
     if (partial / "job.json").exists():
-        if (change := changed_option(partial, job)) and any(partial.glob("parts/*.json")):
+        if (change := work_dir.changed_option(partial, job)) and any(partial.glob("parts/*.json")):
             raise UserError(
                 f"{partial}: was started with different options or inputs ({change}); repeat "
                 "those, or remove it to start over"
@@ -285,7 +278,7 @@ def _enter(partial: Path, job: PreparationJob) -> None:
             log.info("continuing with %s", partial)
     (partial / "parts").mkdir(exist_ok=True)
     if not (partial / "job.json").exists():
-        save_job(partial, job)
+        work_dir.save_job(partial, job)
 
 
 def _empty(partial: Path) -> None:
@@ -299,11 +292,11 @@ def _empty(partial: Path) -> None:
 
 @contextmanager
 def _executing(
-    partial: Path, job: PreparationJob, options: PrepareOptions, console: Console
+    partial: Path, job: work_dir.PreparationJob, options: PrepareOptions, console: Console
 ) -> Iterator[tuple[ParallelMap, list[int]]]:
     """Yields the executor and the numbers of unfinished work units, with a progress bar."""
     units = range(len(job.units))
-    todo = [number for number in units if not is_done(partial, number, len(units))]
+    todo = [number for number in units if not work_dir.is_done(partial, number, len(units))]
     sizes = [unit_bytes(unit) for unit in job.units]
     done = sum(sizes) - sum(sizes[number] for number in todo)
     with (
@@ -314,7 +307,11 @@ def _executing(
 
 
 def _make(
-    partial: Path, job: PreparationJob, options: PrepareOptions, run: ParallelMap, todo: list[int]
+    partial: Path,
+    job: work_dir.PreparationJob,
+    options: PrepareOptions,
+    run: ParallelMap,
+    todo: list[int],
 ) -> Manifest:
     """Makes what is missing of tokenizer, collocations and shards, then index and manifest."""
     dropped = screen(partial, job, run) if job.screen.active else {}
@@ -324,7 +321,7 @@ def _make(
     if structure in ("pairs", "ernie"):
         options_found["labels"] = collect_labels(partial, job, run)
     wanted = job.text.collocations and structure != "ernie"
-    if wanted and not (partial / COLLOCATIONS).is_file():
+    if wanted and not (partial / work_dir.COLLOCATIONS).is_file():
         log.info("mining phrases")
         mine_phrases(partial, job, run)
     made = run(write_shard, ((str(partial), number) for number in todo))
@@ -332,7 +329,7 @@ def _make(
         if options.mpi:  # local workers report progress themselves, more often
             report_progress(text_bytes, unit_bytes(job.units[number]))
     rejected = gather_rejected(partial, job)
-    loaded = [load_part(partial, number) for number in range(len(job.units))]
+    loaded = [work_dir.load_part(partial, number) for number in range(len(job.units))]
     parts = [part for part, _ in loaded]
     if not any(part.shard.documents for part in parts):
         raise _nothing(partial, job)
@@ -368,7 +365,7 @@ def _note_odd_text(
         log.info(_UNKNOWN, 100 * unknown, tokenizer.roles["unk"])
 
 
-def _tokenizer(partial: Path, job: PreparationJob, options: PrepareOptions) -> Tokenizer:
+def _tokenizer(partial: Path, job: work_dir.PreparationJob, options: PrepareOptions) -> Tokenizer:
     """Loads or trains the tokenizer once; workers read it from the working folder."""
     folder = partial / "tokenizer"
     if folder.is_dir():
@@ -393,9 +390,9 @@ def _tokenizer(partial: Path, job: PreparationJob, options: PrepareOptions) -> T
     return tokenizer
 
 
-def _nothing(partial: Path, job: PreparationJob) -> UserError:
+def _nothing(partial: Path, job: work_dir.PreparationJob) -> UserError:
     """Explains why there are no documents, and removes the working folder."""
-    dropped = sum(len(load_dropped(partial, number)) for number in range(len(job.units)))
+    dropped = sum(len(work_dir.load_dropped(partial, number)) for number in range(len(job.units)))
     shutil.rmtree(partial, ignore_errors=True)
     if dropped:
         lost = counted(dropped, "document")
@@ -412,7 +409,7 @@ def _nothing(partial: Path, job: PreparationJob) -> UserError:
     return UserError(f"no documents: {rejected}, the first at {first}")
 
 
-def _finished_before(partial: Path, job: PreparationJob) -> Manifest | None:
+def _finished_before(partial: Path, job: work_dir.PreparationJob) -> Manifest | None:
     """The manifest if an earlier run of the same job was stopped after writing it, before moving
     the folder. Raises UserError if it is of another job."""
     try:
@@ -427,6 +424,12 @@ def _finished_before(partial: Path, job: PreparationJob) -> Manifest | None:
 def _publish(partial: Path, out: Path) -> None:
     """Removes working files and moves the folder into place."""
     shutil.rmtree(partial / "parts", ignore_errors=True)
-    for name in ("job.json", LABELS, COUNTS, ".lock", *(p.name for p in partial.glob("*.tmp"))):
+    for name in (
+        "job.json",
+        work_dir.LABELS,
+        COUNTS,
+        ".lock",
+        *(p.name for p in partial.glob("*.tmp")),
+    ):
         (partial / name).unlink(missing_ok=True)
     move_into_place(partial, out)

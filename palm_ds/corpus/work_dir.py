@@ -29,7 +29,7 @@ from palm_ds.common.files import hash_of_text, locked, sha256_of_file
 from palm_ds.common.json_files import write_json
 from palm_ds.corpus.input.discover import Input, InputSpan, WorkUnit
 from palm_ds.corpus.manifest import Shard
-from palm_ds.corpus.options import InputOptions, ScreenOptions, TextOptions, input_options
+from palm_ds.corpus.options import InputOptions, ScreenOptions, TextOptions, restored
 from palm_ds.corpus.writer import ShardSummary, load_lengths, save_lengths, shard_name
 
 NAME = "job.json"
@@ -103,28 +103,15 @@ def load_job(folder: Path) -> PreparationJob:
 def _read_job(folder: Path, made: int) -> PreparationJob:
     """`made`: the time of job.json, so that a new job is not taken for the one kept."""
     state = json.loads((folder / NAME).read_text("utf-8"))
-    state["text"] = text_options(state["text"])
-    state["input"] = input_options(state["input"])
+    state["text"] = restored(TextOptions, state["text"])
+    state["input"] = restored(InputOptions, state["input"])
     state["annotations"] = tuple(state["annotations"])
     for key in ("inputs", "excluded"):
         state[key] = tuple(Input(**item) for item in state[key])
     for key in ("units", "excluded_units"):
         state[key] = tuple(tuple(InputSpan(**s) for s in unit) for unit in state[key])
-    state["screen"] = screen_options(state["screen"])
+    state["screen"] = restored(ScreenOptions, state["screen"])
     return PreparationJob(**state)
-
-
-def text_options(state: Mapping[str, Any]) -> TextOptions:
-    """Restores options from JSON, with lists as tuples."""
-    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in state.items()}
-    return TextOptions(**values)
-
-
-def screen_options(state: Mapping[str, Any]) -> ScreenOptions:
-    """Restores options from JSON, or from a manifest."""
-    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in state.items()}
-    values.pop("not_in", None)
-    return ScreenOptions(**values)
 
 
 def save_dropped(folder: Path, number: int, records: Sequence[int]) -> None:

@@ -13,21 +13,13 @@ import numpy as np
 from palm_ds.common.errors import UserError
 from palm_ds.common.rows.lines import BadRecordError
 from palm_ds.common.rows.stored import open_stored
+from palm_ds.corpus import work_dir
 from palm_ds.corpus.analyzer import DocumentAnalyzer
 from palm_ds.corpus.annotations import Document, TokenAnnotation, apply_annotation, find_annotation
 from palm_ds.corpus.executors import report_progress
 from palm_ds.corpus.input.discover import Input, InputSpan
 from palm_ds.corpus.input.read_records import RecordReader
 from palm_ds.corpus.input.records import Record, RecordOrRejection, Rejection
-from palm_ds.corpus.work_dir import (
-    PreparationJob,
-    load_dropped,
-    load_job,
-    part_file,
-    read_collocations,
-    read_labels,
-    save_part,
-)
 from palm_ds.corpus.writer import ShardWriter, shard_name, smallest_unsigned
 from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.text.unspaced import count_unspaced
@@ -38,15 +30,15 @@ _REPORT_EVERY = 1 << 18  # bytes of text between progress reports
 @lru_cache(maxsize=1)
 def load_worker(
     folder: Path, made: int
-) -> tuple[PreparationJob, DocumentAnalyzer, dict[str, TokenAnnotation]]:
+) -> tuple[work_dir.PreparationJob, DocumentAnalyzer, dict[str, TokenAnnotation]]:
     """The job, its analyzer and its annotations, cached between work units. `made`: the time of
     job.json, so that a new job is not taken for the cached one."""
-    job = load_job(folder)
+    job = work_dir.load_job(folder)
     analyzer = DocumentAnalyzer(
         load_tokenizer(folder / "tokenizer"),
         job.text,
-        collocations=read_collocations(folder),
-        labels=read_labels(folder),
+        collocations=work_dir.read_collocations(folder),
+        labels=work_dir.read_labels(folder),
     )
     return job, analyzer, dict(find_annotation(name) for name in job.annotations)
 
@@ -55,11 +47,14 @@ def write_shard(task: tuple[str, int]) -> int:
     """Writes the shard of `task` = (folder of the job, work unit); returns its bytes of text."""
     folder, number = Path(task[0]), task[1]
     job, analyzer, annotations = load_worker(folder, (folder / "job.json").stat().st_mtime_ns)
-    unit = WorkUnitReader(job, number, dropped=load_dropped(folder, number))
+    unit = WorkUnitReader(job, number, dropped=work_dir.load_dropped(folder, number))
     ids_type = smallest_unsigned(analyzer.tokenizer.size)
     file = folder / shard_name(number, len(job.units))
     writer = ShardWriter(file, annotations=tuple(annotations), ids_type=ids_type)
-    with writer, part_file(folder, number, ".rejected").open("w", encoding="utf-8") as rejected:
+    with (
+        writer,
+        work_dir.part_file(folder, number, ".rejected").open("w", encoding="utf-8") as rejected,
+    ):
         characters = unspaced = unknown = 0
         unit.keep = lambda entry: rejected.write(json.dumps(entry, ensure_ascii=False) + "\n")
         for record, document in _documents(unit, analyzer):
@@ -74,12 +69,12 @@ def write_shard(task: tuple[str, int]) -> int:
             unknown += int(np.count_nonzero(document.ids == analyzer.tokenizer.vocabulary.unk))
     about = {"rejected": unit.rejections, "lines": unit.lines}
     about |= {"characters": characters, "unspaced_characters": unspaced, "unknown_tokens": unknown}
-    save_part(folder, number, writer.summary(), about)
+    work_dir.save_part(folder, number, writer.summary(), about)
     return writer.text_bytes
 
 
 def read_documents(
-    job: PreparationJob, number: int, analyzer: DocumentAnalyzer
+    job: work_dir.PreparationJob, number: int, analyzer: DocumentAnalyzer
 ) -> Iterator[Document]:
     """The documents of a work unit, as `write_shard` wrote them."""
     return (document for _, document in _documents(WorkUnitReader(job, number), analyzer))
@@ -104,7 +99,7 @@ class WorkUnitReader:
 
     def __init__(
         self,
-        job: PreparationJob,
+        job: work_dir.PreparationJob,
         number: int,
         *,
         watched: bool = True,

@@ -21,7 +21,6 @@ and the keys of drawn pseudo tokens (`temperature`), belong to the n-th example.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from pydantic import NonNegativeFloat, PositiveFloat
@@ -51,7 +50,7 @@ class BackTranslationMaskedLM(UnitMasking, TokenPrediction, CorpusTask):
     units: tuple[Unit, ...] = ("token",)
     """Units to mask as a whole, as in knowledge_masking."""
 
-    attends_partially: ClassVar[bool] = True
+    attends_partially = True
 
     @classmethod
     def labels_others(cls) -> bool:

@@ -9,9 +9,7 @@ the answer; so the order of the tasks in a task group makes no difference.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -25,8 +23,8 @@ from palm_ds.text.display import token_texts
 
 @dataclass(frozen=True, kw_only=True)
 class Capitalization(ClassPrediction):
-    labels: ClassVar[Sequence[str]] = ("small", "capital")
-    of_texts: ClassVar[bool] = False
+    labels = ("small", "capital")
+    of_texts = False
 
     def annotations(self) -> tuple[str, ...]:
         return ("capital", "word")

@@ -28,7 +28,6 @@ losses; here each task's loss is the mean over its own examples, so give `weight
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -42,7 +41,7 @@ from palm_ds.pretrain.shared.predictions import TokenPrediction
 
 @dataclass(frozen=True, kw_only=True)
 class CausalLanguageModel(TokenPrediction, CorpusTask):
-    attends_partially: ClassVar[bool] = True
+    attends_partially = True
 
     @property
     def reading(self) -> Reading:

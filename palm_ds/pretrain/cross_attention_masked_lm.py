@@ -21,7 +21,6 @@ choice: special tokens are unmasked tokens of the text in front of them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -34,7 +33,7 @@ from palm_ds.pretrain.shared.text_pairs import MaskedPairs
 
 @dataclass(frozen=True, kw_only=True)
 class CrossAttentionMaskedLM(MaskedPairs, CorpusTask):
-    attends_partially: ClassVar[bool] = True
+    attends_partially = True
 
     @property
     def displaces(self) -> bool:

@@ -11,9 +11,8 @@ replaced by a turn of the same role from another dialogue. The task group
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field, PositiveInt
@@ -35,8 +34,8 @@ class DialogueLanguageModel(ClassPrediction):
     """Number of distinct roles (the backbone needs as many token types); further speakers of a
     dialogue get the last role."""
 
-    labels: ClassVar[Sequence[str]] = ("fake", "real")
-    num_uniforms: ClassVar[int] = 3
+    labels = ("fake", "real")
+    num_uniforms = 3
 
     def annotations(self) -> tuple[str, ...]:
         return ("role",)

@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 from pydantic import PositiveInt
@@ -66,8 +65,8 @@ class DiscourseRelation(sentence_pairs.PairTask):
     """Every class has as many pairs per epoch as the most common one, so pairs of rarer classes
     are repeated; but no pair more than this many times."""
 
-    num_uniforms: ClassVar[int] = 1
-    head_settings: ClassVar[Sequence[str]] = ("markers", "classes", "unmarked")
+    num_uniforms = 1
+    head_settings = ("markers", "classes", "unmarked")
 
     def __post_init__(self) -> None:
         super().__post_init__()

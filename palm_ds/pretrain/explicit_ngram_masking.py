@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from pydantic import NonNegativeFloat, PositiveFloat
@@ -92,11 +92,11 @@ class ExplicitNgramMasking(CorpusTask):
     discriminator_weight: NonNegativeFloat = 1.0
     """Weight of the loss of telling generated segments from original ones, times `weight`."""
 
-    changes_encoder: ClassVar[bool] = True
-    labels_last: ClassVar[bool] = True
-    shortens: ClassVar[bool] = True
-    num_uniforms: ClassVar[int] = 1
-    head_settings: ClassVar[Sequence[str]] = ("lexicon", "comprehensive", "relation")
+    changes_encoder = True
+    labels_last = True
+    shortens = True
+    num_uniforms = 1
+    head_settings = ("lexicon", "comprehensive", "relation")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -105,7 +105,7 @@ class ExplicitNgramMasking(CorpusTask):
                 f"{self.where}.lexicon: give the file that `palm-ds corpus ngrams` writes"
             )
 
-    without_displacement: ClassVar[str] = ", or set comprehensive: false"
+    without_displacement = ", or set comprehensive: false"
 
     @classmethod
     def labels_others(cls) -> bool:

@@ -10,9 +10,7 @@ not the relevance of the paper, only a task of the same form.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from pydantic import PositiveInt
@@ -48,8 +46,8 @@ class IrRelevance(sentence_pairs.PairTask):
     """With logs: every class has the same number of pairs per epoch, but no pair of the rarest
     class occurs more than this many times."""
 
-    labels: ClassVar[Sequence[str]] = NAMES
-    num_uniforms: ClassVar[int] = 3
+    labels = NAMES
+    num_uniforms = 3
 
     def check(self, source: CorpusSource, max_length: int) -> None:
         if sentence_pairs.is_ready_made(source):

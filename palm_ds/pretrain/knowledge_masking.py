@@ -15,7 +15,6 @@ the same share without long runs of one kind. Random tokens here are never speci
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -30,7 +29,7 @@ from palm_ds.pretrain.shared.unit_masking import UnitMasking
 
 @dataclass(frozen=True, kw_only=True)
 class KnowledgeMasking(UnitMasking, TokenPrediction, CorpusTask):
-    documents: ClassVar[Literal["no", "also", "only"]] = "also"
+    documents = "also"
     shifted: bool = False
     """Predict a masked token at the place before it, as causal_language_model does, so that one
     head serves both (MNTP; GPT-BERT)."""

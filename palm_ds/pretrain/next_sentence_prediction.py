@@ -9,9 +9,7 @@ text of another pair, another one in every pass.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -33,8 +31,8 @@ class NextSentencePrediction(sentence_pairs.PairTask):
     """The two texts together have a random length between this share of a row and a whole row
     (ready-made pairs are not affected)."""
 
-    labels: ClassVar[Sequence[str]] = ("another text", "the next")
-    num_uniforms: ClassVar[int] = 4
+    labels = ("another text", "the next")
+    num_uniforms = 4
 
     def check(self, source: CorpusSource, max_length: int) -> None:
         if sentence_pairs.is_ready_made(source) and self._makes_negatives(source):

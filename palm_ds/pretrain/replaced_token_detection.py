@@ -19,9 +19,9 @@ losses.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from pydantic import NonNegativeFloat, PositiveFloat
@@ -67,9 +67,9 @@ class ReplacedTokenDetection(UnitMasking, CorpusTask):
     """Share of the predicted tokens that the generator sees as a random token; the rest is shown
     unchanged."""
 
-    head_settings: ClassVar[Sequence[str]] = ("generator", "embedding_sharing", "temperature")
-    changes_encoder: ClassVar[bool] = True
-    labels_last: ClassVar[bool] = True
+    head_settings = ("generator", "embedding_sharing", "temperature")
+    changes_encoder = True
+    labels_last = True
 
     def loss_weights(self) -> dict[str, float]:
         return {

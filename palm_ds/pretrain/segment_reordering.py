@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
@@ -26,7 +26,7 @@ class SegmentReordering(SegmentOrderTask):
     most: Annotated[int, Field(ge=2, le=6)] = 4
     """Maximum number of segments. Documents of fewer sentences are left out."""
 
-    documents: ClassVar[Literal["no", "also", "only"]] = "only"
+    documents = "only"
 
     def items(self, source: CorpusSource, max_length: int) -> np.ndarray:
         """(documents, 2): their sentences [first, last)."""

@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -25,8 +23,8 @@ class SentenceDistance(PairTask):
     shortest: PositiveShare = 0.2
     """The two texts together have a random length between this share of a row and a whole row."""
 
-    labels: ClassVar[Sequence[str]] = ("adjacent", "same document", "other document")
-    num_uniforms: ClassVar[int] = 6
+    labels = ("adjacent", "same document", "other document")
+    num_uniforms = 6
 
     def check(self, source: CorpusSource, max_length: int) -> None:
         if (many := len(source.documents)) < 2:

@@ -6,9 +6,7 @@ A paragraph is cut in two at a random sentence boundary. 1: in order; 0: swapped
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -27,9 +25,9 @@ class SentenceOrder(ClassPrediction):
     """Paragraphs longer than half a row are cut to a random length between this share of a row and
     a whole row."""
 
-    segments: ClassVar[int] = 2
-    labels: ClassVar[Sequence[str]] = ("swapped", "in order")
-    num_uniforms: ClassVar[int] = 1
+    segments = 2
+    labels = ("swapped", "in order")
+    num_uniforms = 1
 
     def items(self, source: CorpusSource, max_length: int) -> np.ndarray:
         """(texts, 4): at least two whole sentences, and their paragraph."""

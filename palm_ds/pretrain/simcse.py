@@ -12,7 +12,7 @@ the loss measures how far apart other sentences are.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import PositiveFloat, PositiveInt
@@ -36,7 +36,7 @@ class Simcse(CorpusTask):
     shortest: PositiveInt = 4
     """Sentences of fewer tokens are left out."""
 
-    needs_dropout: ClassVar[bool] = True
+    needs_dropout = True
 
     @classmethod
     def labels_others(cls) -> bool:

@@ -22,7 +22,6 @@ been checked against the paper. Fragments here may begin and end within a word.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -58,9 +57,9 @@ class SpanGeneration(FlowOptions, CorpusTask):
     word_weight: Share = 0.5
     """Weight of the word-by-word flow in the loss; the span-by-span flow has the rest."""
 
-    attends_partially: ClassVar[bool] = True
-    segments: ClassVar[int] = 2
-    num_uniforms: ClassVar[int] = 0
+    attends_partially = True
+    segments = 2
+    num_uniforms = 0
 
     @property
     def displaces(self) -> bool:

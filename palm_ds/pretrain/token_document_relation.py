@@ -12,9 +12,8 @@ labeled either."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -38,8 +37,8 @@ class TokenDocumentRelation(ClassPrediction):
     frequent: PositiveShare = 0.001
     """Tokens above this share of the corpus are stop words and get no label."""
 
-    labels: ClassVar[Sequence[str]] = ("nowhere else", "elsewhere too")
-    of_texts: ClassVar[bool] = False
+    labels = ("nowhere else", "elsewhere too")
+    of_texts = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,7 +12,7 @@ the loss is the only score, and nothing is predicted.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from pydantic import PositiveFloat
@@ -99,7 +99,7 @@ class ClassPairs(DenseEmbeddingTask):
     temperature: PositiveFloat = 0.05
     """CoSENT divides similarities by it."""
 
-    num_uniforms: ClassVar[int] = 1
+    num_uniforms = 1
 
     # -- rows --
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from pydantic import NonNegativeFloat
@@ -18,7 +18,7 @@ from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.settings import Rate
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example
-from palm_ds.data.tasks.interfaces import ImportedHead, StoredPrediction
+from palm_ds.data.tasks.interfaces import StoredPrediction
 from palm_ds.data.tasks.masking import class_prior_baseline
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.heads import ClassHead
@@ -47,13 +47,13 @@ class Classification(WholeTextTask, PositiveClassTask):
     """{class: weight of its loss during training}, by default 1 each. balanced: inverse class
     frequencies, so that all classes have the same total weight in the training rows."""
 
-    documents: ClassVar[Literal["no", "also", "only"]] = "also"
-    labels_windows: ClassVar[Literal["last", "every"]] = "every"
-    prediction_key: ClassVar[str] = "label"
-    about: ClassVar[str] = "Puts a text (or a pair) into classes."
-    about_image: ClassVar[str] = "Puts a text with its image into classes."
-    imports: ClassVar[ImportedHead | None] = "class"
-    prefers_means: ClassVar[bool] = True
+    documents = "also"
+    labels_windows = "every"
+    prediction_key = "label"
+    about = "Puts a text (or a pair) into classes."
+    about_image = "Puts a text with its image into classes."
+    imports = "class"
+    prefers_means = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

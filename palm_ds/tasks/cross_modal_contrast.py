@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import PositiveFloat
@@ -49,7 +49,7 @@ class CrossModalContrast(ImageInput, DenseEmbeddingTask):
     temperature: PositiveFloat = 0.07
     """Similarities are divided by it: the smaller, the more the hardest negatives count."""
 
-    prediction_key: ClassVar[str] = "score"
+    prediction_key = "score"
 
     def columns_of(self, source: TableSource) -> tuple[str, ...]:
         source.need(TEXT, self.where)

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt
@@ -93,10 +93,10 @@ class Generation(FlowOptions, OptionalImages, TextGenerator):
     evaluate_beams: PositiveInt = 1
     """Number of beams in these evaluations; 1: greedy."""
 
-    attends_partially: ClassVar[bool] = True
-    without_displacement: ClassVar[str] = ", or set decoder: next_token"
-    prediction_key: ClassVar[str] = "text"
-    about_image: ClassVar[str] = "Writes a text about an image, and about a text beside it."
+    attends_partially = True
+    without_displacement = ", or set decoder: next_token"
+    prediction_key = "text"
+    about_image = "Writes a text about an image, and about a text beside it."
 
     @property
     def displaces(self) -> bool:

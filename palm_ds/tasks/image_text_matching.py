@@ -11,9 +11,9 @@ that they belong together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 from torch import nn
@@ -39,10 +39,10 @@ class ImageTextMatching(ImageTextTask):
     """Share of the texts that get the image of another row."""
 
     labels = NAMES
-    edits_text: ClassVar[bool] = False
-    num_uniforms: ClassVar[int] = 2
-    prediction_key: ClassVar[str] = "label"
-    eval_only: ClassVar[Sequence[str]] = ("belongs",)
+    edits_text = False
+    num_uniforms = 2
+    prediction_key = "label"
+    eval_only = ("belongs",)
 
     def for_prediction(self) -> Self:
         return replace(self, mismatched=0.0)

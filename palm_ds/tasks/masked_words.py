@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -43,8 +43,8 @@ class MaskedWords(TextTask):
     random_rate: Share = 0.1
     """Share of the predicted tokens replaced by a random token; the rest stays unchanged."""
 
-    edits_text: ClassVar[bool] = True
-    prediction_key: ClassVar[str] = "words"
+    edits_text = True
+    prediction_key = "words"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -51,9 +51,9 @@ class Matching(PositiveClassTask):
     dropout: Rate = 0.1
     """Dropout on the input of the head during training."""
 
-    prediction_key: ClassVar[str] = "label"
-    pair_roles: ClassVar[Sequence[str]] = PAIR
-    rerank_priority: ClassVar[int] = 2
+    prediction_key = "label"
+    pair_roles = PAIR
+    rerank_priority = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from pydantic import NonNegativeInt
@@ -24,7 +24,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.settings import InnerShare, Rate
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example
-from palm_ds.data.tasks.interfaces import ImportedHead, StoredPrediction
+from palm_ds.data.tasks.interfaces import StoredPrediction
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
 from palm_ds.model.heads.pooled import MultiLabelHead
@@ -61,11 +61,11 @@ class MultiLabel(WholeTextTask, ClassesTask):
     soft: bool = False
     """Labels are {class: worth, from 0 to 1}. Also if a training row has such a label."""
 
-    prediction_key: ClassVar[str] = "labels"
-    about: ClassVar[str] = "Puts a text (or a pair) into classes."
-    about_image: ClassVar[str] = "Puts a text with its image into classes."
-    imports: ClassVar[ImportedHead | None] = "labels"
-    head_settings: ClassVar[Sequence[str]] = ("pooling", "hidden_layer", "reduction")
+    prediction_key = "labels"
+    about = "Puts a text (or a pair) into classes."
+    about_image = "Puts a text with its image into classes."
+    imports = "labels"
+    head_settings = ("pooling", "hidden_layer", "reduction")
 
     def __post_init__(self) -> None:
         super().__post_init__()

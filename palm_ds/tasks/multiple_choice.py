@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from palm_ds.data.tasks.example import Example, build_input, join, layouts
 from palm_ds.data.tasks.interfaces import (
     Form,
     FormField,
-    ImportedHead,
     StoredPrediction,
     text_field,
 )
@@ -49,8 +48,8 @@ class MultipleChoice(OptionalImages):
     dropout: Rate = 0.1
     """Dropout on the input of the head during training."""
 
-    prediction_key: ClassVar[str] = "label"
-    imports: ClassVar[ImportedHead | None] = "choices"
+    prediction_key = "label"
+    imports = "choices"
 
     def resolved(self, source: TableSource) -> MultipleChoice:
         """With the label format of the training rows that have a label."""

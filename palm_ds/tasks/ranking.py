@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import numpy as np
 from pydantic import PositiveFloat, PositiveInt
@@ -58,12 +58,12 @@ class Ranking(CircleLoss):
     dropout: Rate = 0.1
     """Dropout on the input of the head during training."""
 
-    documents: ClassVar[Literal["no", "also", "only"]] = "also"
-    labels_windows: ClassVar[Literal["last", "every"]] = "every"
-    prediction_key: ClassVar[str] = "score"
-    pair_roles: ClassVar[Sequence[str]] = PAIR
-    about_image: ClassVar[str] = "Tells how well a text and an image belong together."
-    rerank_priority: ClassVar[int] = 3
+    documents = "also"
+    labels_windows = "every"
+    prediction_key = "score"
+    pair_roles = PAIR
+    about_image = "Tells how well a text and an image belong together."
+    rerank_priority = 3
 
     def __post_init__(self) -> None:
         super().__post_init__()

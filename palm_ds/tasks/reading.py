@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.sources.table import TableSource, TokenizedColumn
 from palm_ds.data.tasks.documents import WindowPlace
 from palm_ds.data.tasks.example import Example, build_input, layouts
-from palm_ds.data.tasks.interfaces import QUESTION, Form, FormField, ImportedHead, StoredPrediction
+from palm_ds.data.tasks.interfaces import QUESTION, Form, FormField, StoredPrediction
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.heads import ClassHead, HeadOutput
 from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
@@ -43,10 +43,10 @@ _WINDOW = ("item", "query", "first", "last", "size", "step")
 class Reading(ReadingTask):
     """Extracts answers from a context."""
 
-    imports: ClassVar[ImportedHead | None] = "answer"
-    documents: ClassVar[Literal["no", "also", "only"]] = "also"
-    labels_windows: ClassVar[Literal["last", "every"]] = "every"
-    packed_settings: ClassVar[Sequence[str]] = ("stride", "max_length")
+    imports = "answer"
+    documents = "also"
+    labels_windows = "every"
+    packed_settings = ("stride", "max_length")
 
     # -- examples --
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -46,7 +46,7 @@ class ReferringExpressions(ImageInput):
     dropout: Rate = 0.1
     """Dropout on the input of the head during training."""
 
-    prediction_key: ClassVar[str] = "region"
+    prediction_key = "region"
 
     def __post_init__(self) -> None:
         super().__post_init__()

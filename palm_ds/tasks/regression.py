@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from pydantic import FiniteFloat, NonNegativeFloat
@@ -20,7 +20,6 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.settings import Rate
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example
-from palm_ds.data.tasks.interfaces import ImportedHead
 from palm_ds.data.tasks.task import Task
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
@@ -49,11 +48,11 @@ class Regression(labels.NumberTask, WholeTextTask):
     dropout: Rate = 0.1
     """Dropout on the input of the head during training."""
 
-    about: ClassVar[str] = "Gives a text (or a pair) a number."
-    about_image: ClassVar[str] = "Gives a text with its image a number."
-    about_pair: ClassVar[str] = "Gives two texts a number."
-    rerank_priority: ClassVar[int] = 1
-    imports: ClassVar[ImportedHead | None] = "number"
+    about = "Gives a text (or a pair) a number."
+    about_image = "Gives a text with its image a number."
+    about_pair = "Gives two texts a number."
+    rerank_priority = 1
+    imports = "number"
 
     def __post_init__(self) -> None:
         super().__post_init__()

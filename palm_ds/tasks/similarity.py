@@ -7,9 +7,9 @@ similarity.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import PositiveFloat
@@ -41,8 +41,8 @@ class Similarity(labels.NumberTask, DenseEmbeddingTask):
     high: float | None = None
     """The label of texts that mean the same; default: the highest of the training rows."""
 
-    about_pair: ClassVar[str] = "Gives the similarity of two texts."
-    pair_roles: ClassVar[Sequence[str]] = PAIR
+    about_pair = "Gives the similarity of two texts."
+    pair_roles = PAIR
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.settings import Rate
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example, build_input, layouts
-from palm_ds.data.tasks.interfaces import Form, ImportedHead, text_field
+from palm_ds.data.tasks.interfaces import Form, text_field
 from palm_ds.data.tasks.masking import class_prior_baseline
 from palm_ds.data.tasks.task import Task
 from palm_ds.model.encoder.encoder import Encoder
@@ -58,7 +58,7 @@ class Tagging(TagScoring):
     dropout: Rate = 0.1
     """Dropout on the input of the head during training."""
 
-    imports: ClassVar[ImportedHead | None] = "tokens"
+    imports = "tokens"
 
     def with_head_of(self, origin: Task) -> Tagging:
         task = super().with_head_of(origin)

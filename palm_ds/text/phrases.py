@@ -15,25 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from palm_ds.common.errors import UserError
-from palm_ds.text.word_features import (
-    ALL_CAPITALS,
-    BEFORE_NUMBER,
-    CAPITAL,
-    CLOSER,
-    COLON,
-    CONNECTOR,
-    END,
-    HAN,
-    INITIAL,
-    LETTER,
-    OPENER,
-    PERIOD,
-    PRONOUN_I,
-    SPACE,
-    STARTER,
-    TITLE,
-    is_han,
-)
+from palm_ds.text.word_features import Flag, has, is_han
 from palm_ds.text.words import split_words
 
 LONGEST_NAME = 8  # words; a longer run of capitalized words is a heading
@@ -194,11 +176,11 @@ class Collocations:
 def capital_runs(flags: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """(n, 2) words: runs of capitalized words, with their connectors (of, van, the full stop of an
     initial). The first word of a sentence alone is not a run: any word is capitalized there."""
-    capital = ((flags & CAPITAL) != 0) & ((flags & (PRONOUN_I | HAN | BEFORE_NUMBER)) == 0)
+    capital = has(flags, Flag.CAPITAL) & ~has(flags, Flag.PRONOUN_I | Flag.HAN | Flag.BEFORE_NUMBER)
     before = np.append(0, flags[:-1])
-    opening = starts | ((before & (OPENER | END | CLOSER)) != 0)
-    may_open = opening | ((before & COLON) != 0)  # "They said: The end"
-    capital &= ~(may_open & ((flags & STARTER) != 0))
+    opening = starts | has(before, Flag.OPENER | Flag.END | Flag.CLOSER)
+    may_open = opening | has(before, Flag.COLON)  # "They said: The end"
+    capital &= ~(may_open & has(flags, Flag.STARTER))
     capital &= ~_in_headings(flags, starts)
     inside = _joined(flags, capital, starts)
     run = capital | inside
@@ -207,15 +189,15 @@ def capital_runs(flags: np.ndarray, starts: np.ndarray) -> np.ndarray:
     length = ends - heads
     keep = (length > 1) | ~opening[heads]
     keep &= length <= LONGEST_NAME
-    keep &= ~((length == 1) & ((flags[heads] & (INITIAL | TITLE)) != 0))
+    keep &= ~((length == 1) & has(flags[heads], Flag.INITIAL | Flag.TITLE))
     return np.stack([heads[keep], ends[keep]], axis=1)
 
 
 def _in_headings(flags: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """(words,) bool: in a sentence of three or more words that is all in capitals."""
     sentence = np.cumsum(starts) - 1
-    letters = (flags & LETTER) != 0
-    capitals = letters & ((flags & ALL_CAPITALS) != 0)
+    letters = has(flags, Flag.LETTER)
+    capitals = letters & has(flags, Flag.ALL_CAPITALS)
     words = np.bincount(sentence, letters)
     heading = (np.bincount(sentence, capitals) == words) & (words > 2)
     return heading[sentence]
@@ -225,9 +207,9 @@ def _joined(flags: np.ndarray, capital: np.ndarray, starts: np.ndarray) -> np.nd
     """(words,) bool: connects two capitalized words of one name."""
     after = np.append(capital[1:], False) & np.append(~starts[1:], False)
     previous = np.append(False, capital[:-1]) & ~starts
-    connector = (flags & CONNECTOR) != 0
-    short = np.append(0, flags[:-1]) & (INITIAL | TITLE)
-    stop = ((flags & PERIOD) != 0) & (short != 0) & ((flags & SPACE) == 0)
+    connector = has(flags, Flag.CONNECTOR)
+    short = np.append(0, flags[:-1]) & (Flag.INITIAL | Flag.TITLE)
+    stop = has(flags, Flag.PERIOD) & (short != 0) & ~has(flags, Flag.SPACE)
     single = (connector | stop) & previous & after & ~capital
     # two connectors in a row: Bank of the West
     left = connector & previous & ~capital

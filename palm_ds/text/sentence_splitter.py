@@ -11,34 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from palm_ds.text.word_features import (
-    ABBREVIATION,
-    BEFORE_NUMBER,
-    BLANK,
-    BULLET,
-    CAPITAL,
-    CHINESE_END,
-    CLOSER,
-    DIGIT,
-    ELLIPSIS,
-    END,
-    ENDING,
-    HAN,
-    INITIAL,
-    INNER,
-    LONE,
-    LOWER,
-    NEWLINE,
-    OPENER,
-    PERIOD,
-    QUOTATIVE,
-    QUOTE,
-    ROMAN,
-    SPACE,
-    STARTER,
-    STRONG,
-    TITLE,
-)
+from palm_ds.text.word_features import Flag, has
 
 WRAPPED_AT = (50, 100)  # characters: range of the longest line in hand-wrapped text
 
@@ -59,7 +32,7 @@ def sentence_starts(flags: np.ndarray, *, wrapped: bool) -> np.ndarray:
     """(words,) bool: whether a sentence begins at the word. `flags`: (words,) `word_flags`."""
     starts = paragraph_starts(flags, wrapped=wrapped)
     flags = _in_context(flags)
-    ends = np.flatnonzero(flags & END)
+    ends = np.flatnonzero(flags & Flag.END)
     if not len(ends):
         return starts
     after = _after_closers(flags, ends)
@@ -73,11 +46,11 @@ def sentence_starts(flags: np.ndarray, *, wrapped: bool) -> np.ndarray:
 def paragraph_starts(flags: np.ndarray, *, wrapped: bool) -> np.ndarray:
     """(words,) bool: whether a paragraph begins at the word: the first word, and words after an
     empty line or after a line end that does not merely wrap."""
-    starts = (flags & BLANK) != 0
-    lines = (flags & NEWLINE) != 0
+    starts = has(flags, Flag.BLANK)
+    lines = has(flags, Flag.NEWLINE)
     if wrapped:
         before = np.roll(flags, 1)
-        lines &= ((flags & BULLET) != 0) | ((before & HAN) != 0)
+        lines &= has(flags, Flag.BULLET) | has(before, Flag.HAN)
     starts |= lines
     if len(starts):
         starts[0] = True
@@ -87,21 +60,21 @@ def paragraph_starts(flags: np.ndarray, *, wrapped: bool) -> np.ndarray:
 def _in_context(flags: np.ndarray) -> np.ndarray:
     """The flags, corrected where they depend on neighbors: quotation marks open or close, and a
     letter before a full stop is an initial."""
-    following = np.append(flags[1:], SPACE)
-    quote, spaced = (flags & QUOTE) != 0, (flags & SPACE) != 0
-    ended = (following & (SPACE | INNER | END)) != 0  # no word touches it on the right
-    opener = (flags & OPENER) != 0
+    following = np.append(flags[1:], Flag.SPACE)
+    quote, spaced = has(flags, Flag.QUOTE), has(flags, Flag.SPACE)
+    ended = has(following, Flag.SPACE | Flag.INNER | Flag.END)  # no word touches it on the right
+    opener = has(flags, Flag.OPENER)
     turned = quote & np.where(opener, ~spaced & ended, spaced & ~ended)  # „so“, »so«
-    flags = np.where(turned, flags ^ (OPENER | CLOSER), flags)
-    apart = quote & ~opener & spaced & ended & ((flags & NEWLINE) == 0)  # « so »
-    flags = np.where(apart, flags & ~SPACE, flags)
-    initial = ((flags & LONE) != 0) & ((following & PERIOD) != 0) & ((following & SPACE) == 0)
-    return np.where(initial, flags & ~STARTER, flags)
+    flags = np.where(turned, flags ^ (Flag.OPENER | Flag.CLOSER), flags)
+    apart = quote & ~opener & spaced & ended & ~has(flags, Flag.NEWLINE)  # « so »
+    flags = np.where(apart, flags & ~Flag.SPACE, flags)
+    initial = has(flags, Flag.LONE) & has(following, Flag.PERIOD) & ~has(following, Flag.SPACE)
+    return np.where(initial, flags & ~Flag.STARTER, flags)
 
 
 def _after_closers(flags: np.ndarray, ends: np.ndarray) -> np.ndarray:
     """For each sentence end, the next word after its closing punctuation: `?!`, `.")`."""
-    joined = ((flags & (END | CLOSER)) != 0) & ((flags & SPACE) == 0)
+    joined = has(flags, Flag.END | Flag.CLOSER) & ~has(flags, Flag.SPACE)
     others = np.append(np.flatnonzero(~joined), len(flags))
     return others[np.searchsorted(others, ends + 1)]
 
@@ -113,19 +86,19 @@ def _splits(
     end, following = flags[ends], flags[after]
     previous = np.where(ends > 0, flags[ends - 1], 0)
     beyond = np.where(after + 1 < len(flags), flags[np.minimum(after + 1, len(flags) - 1)], 0)
-    word = np.where(following & OPENER, beyond, following)  # the first word after the end
-    spaced = (following & SPACE) != 0
-    chinese = ((previous | word) & HAN) != 0
-    continues = ((word & LOWER) != 0) | ((following & INNER) != 0) & ((following & OPENER) == 0)
+    word = np.where(following & Flag.OPENER, beyond, following)  # the first word after the end
+    spaced = has(following, Flag.SPACE)
+    chinese = has(previous | word, Flag.HAN)
+    continues = has(word, Flag.LOWER) | has(following, Flag.INNER) & ~has(following, Flag.OPENER)
     closed = after > ends + 1
-    continues |= closed & ((word & QUOTATIVE) != 0)
+    continues |= closed & has(word, Flag.QUOTATIVE)
 
-    split = ((end & CHINESE_END) != 0) & ~continues
-    split |= ((end & STRONG) != 0) & (spaced | chinese) & ~continues
-    period = ((end & PERIOD) != 0) & (spaced | chinese | ((end & HAN) != 0)) & ~continues
+    split = has(end, Flag.CHINESE_END) & ~continues
+    split |= has(end, Flag.STRONG) & (spaced | chinese) & ~continues
+    period = has(end, Flag.PERIOD) & (spaced | chinese | has(end, Flag.HAN)) & ~continues
     split |= period & ~_abbreviated(flags, ends, previous, word, starts)
-    ellipsis = (end & ELLIPSIS) != 0
-    split |= ellipsis & spaced & ((word & CAPITAL) != 0) & ~continues
+    ellipsis = has(end, Flag.ELLIPSIS)
+    split |= ellipsis & spaced & has(word, Flag.CAPITAL) & ~continues
     return split | (ellipsis & chinese & closed & ~continues)
 
 
@@ -137,16 +110,16 @@ def _abbreviated(
     starts: np.ndarray,
 ) -> np.ndarray:
     """(ends,) bool: whether the full stop belongs to the word before it."""
-    begins = (word & STARTER) != 0
-    attached = (flags[ends] & SPACE) == 0
-    no = (previous & TITLE) != 0
-    no |= ((previous & BEFORE_NUMBER) != 0) & ((word & (DIGIT | ROMAN)) != 0)
-    no |= ((previous & (ABBREVIATION | INITIAL)) != 0) & ~begins
+    begins = has(word, Flag.STARTER)
+    attached = ~has(flags[ends], Flag.SPACE)
+    no = has(previous, Flag.TITLE)
+    no |= has(previous, Flag.BEFORE_NUMBER) & has(word, Flag.DIGIT | Flag.ROMAN)
+    no |= has(previous, Flag.ABBREVIATION | Flag.INITIAL) & ~begins
     # the m of "a.m." and the g of "e.g.": a letter right after another full stop
     two_before = np.where(ends > 1, flags[ends - 2], 0)
-    dotted = ((two_before & PERIOD) != 0) & ((previous & SPACE) == 0)
-    dotted &= ((previous & (DIGIT | ENDING)) == 0) & ((flags[ends] & HAN) == 0)
+    dotted = has(two_before, Flag.PERIOD) & ~has(previous, Flag.SPACE)
+    dotted &= ~has(previous, Flag.DIGIT | Flag.ENDING) & ~has(flags[ends], Flag.HAN)
     no |= dotted & ~begins
     # "1. Introduction", "a. the first": a list number or letter at the start of a line
-    numbered = starts[np.maximum(ends - 1, 0)] & ((previous & (DIGIT | INITIAL)) != 0)
+    numbered = starts[np.maximum(ends - 1, 0)] & has(previous, Flag.DIGIT | Flag.INITIAL)
     return (no | numbered) & attached

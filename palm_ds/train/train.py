@@ -44,11 +44,12 @@ from palm_ds.train.loop.early_stopping import BestTracker, check_held_out
 from palm_ds.train.loop.loop import EventHandler, Loop
 from palm_ds.train.loop.profiler import ProfileSettings, attach_profiler
 from palm_ds.train.plan.cluster import Cluster
-from palm_ds.train.plan.stages import stage_work
+from palm_ds.train.plan.table import stage_work
 from palm_ds.train.plan.work import size_of, work_of
 from palm_ds.train.recipe.recipe import Recipe
 from palm_ds.train.report.html_report import write_report
 from palm_ds.train.report.run_log import RunLog
+from palm_ds.train.setup import run_folder
 from palm_ds.train.setup.build import (
     AnyStream,
     build_held_out,
@@ -63,20 +64,10 @@ from palm_ds.train.setup.limits import check_memory, check_space_together, choos
 from palm_ds.train.setup.preflight import compare_hosts, findings
 from palm_ds.train.setup.resolve import resolve
 from palm_ds.train.setup.resume import StartingPoint, find_starting_point, signature_of
-from palm_ds.train.setup.run_folder import (
-    RunSpec,
-    check_folder,
-    lock_folder,
-    overview,
-    prepare_swap_folder,
-    record_changes,
-    wait_for_swap_room,
-    write_folder_together,
-)
 from palm_ds.train.setup.sources import Data, check_tables, check_units, open_data, preparation_of
 from palm_ds.train.startup_notes import startup_notes
-from palm_ds.train.teachers.build import attach_teachers, build_teachers
 from palm_ds.train.teachers.distillation_plan import DistillationPlan, resolve_teachers
+from palm_ds.train.teachers.teachers import attach_teachers, build_teachers
 
 Examples: TypeAlias = Callable[[Path, CorpusSource], Iterable[str]]
 """(weights folder, held-out source) -> lines for the log at the end of a run, such as masked words
@@ -85,7 +76,7 @@ log = logging.getLogger(__name__)
 
 
 def train(
-    run: RunSpec,
+    run: run_folder.RunSpec,
     event_handler: EventHandler | None = None,
     *,
     flag: StopFlag | None = None,
@@ -126,7 +117,7 @@ def train(
 class TrainingRun:
     """A run ready to train: its data, its model on the engine, its next step."""
 
-    run: RunSpec
+    run: run_folder.RunSpec
     data: Data
     model: Model
     loop: Loop
@@ -245,7 +236,7 @@ class TrainingRun:
 class _Parts:
     """The parts of a run before its engine starts."""
 
-    run: RunSpec
+    run: run_folder.RunSpec
     data: Data
     processes: Processes
     stream: AnyStream
@@ -272,7 +263,7 @@ class _Parts:
 
 
 def setup_run(
-    run: RunSpec,
+    run: run_folder.RunSpec,
     event_handler: EventHandler | None = None,
     *,
     dry_run: bool = False,
@@ -292,7 +283,7 @@ def setup_run(
     plan = resolve_teachers(run.recipe, data)
     check_tables(run.recipe, data, taught=plan.soft_tasks)
     check_units(run.recipe, data)
-    changes = check_folder(run, data)
+    changes = run_folder.check_folder(run, data)
     parts = replace(_build_parts(run, data, plan, processes), changes=tuple(changes))
     run = parts.run
     compare_hosts(run, data, parts.processes)
@@ -301,7 +292,7 @@ def setup_run(
     if dry_run:
         _starting_point(parts)
         return _end_dry_run(parts, plan_for)
-    lock = lock_folder(run, parts.processes)
+    lock = run_folder.lock_folder(run, parts.processes)
     try:
         return _open_run(parts, lock, event_handler, console, examples)
     except BaseException:
@@ -320,7 +311,7 @@ def _open_run(
     run, data = parts.run, parts.data
     start_at = _starting_point(parts)
     if start_at.found:
-        wait_for_swap_room(run, parts.model, parts.processes)
+        run_folder.wait_for_swap_room(run, parts.model, parts.processes)
     engine = _start_engine(parts, start_at)
     first = start_at.restore(engine, parts.stream)
     state = start_at.found.state if start_at.found else {}
@@ -356,13 +347,13 @@ def _starting_point(parts: _Parts) -> StartingPoint:
     )
     if run.recipe.lora:
         add_lora(parts.model, run.recipe.lora, seed=run.recipe.seed)
-    log.info("%s", overview(run, parts.stream, parts.model, parts.processes.world))
+    log.info("%s", run_folder.overview(run, parts.stream, parts.model, parts.processes.world))
     for text in startup_notes(run, data, parts.plan, parts.processes):
         log.info("%s", text)
     return start
 
 
-def _check_first(run: RunSpec, *, dry_run: bool) -> None:
+def _check_first(run: run_folder.RunSpec, *, dry_run: bool) -> None:
     """Check user-defined code and missing packages, before any data is opened."""
     check_export(run.recipe)
     optimizer_class(run.recipe.optimizer, zero_stage=run.ds_config.stage)
@@ -371,13 +362,15 @@ def _check_first(run: RunSpec, *, dry_run: bool) -> None:
             "lora.dora: needs whole matrices for their norms, which ZeRO 3 does not keep; use ZeRO "
             "0 to 2"
         )
-    prepare_swap_folder(run, dry_run=dry_run)
+    run_folder.prepare_swap_folder(run, dry_run=dry_run)
     partial = [n for n, task in run.recipe.built_tasks.items() if task.attends_partially]
     check_custom_encoder(run.recipe.backbone_config, partial)
     _ = run.recipe.own_metrics  # checks itself
 
 
-def _build_parts(run: RunSpec, data: Data, plan: DistillationPlan, processes: Processes) -> _Parts:
+def _build_parts(
+    run: run_folder.RunSpec, data: Data, plan: DistillationPlan, processes: Processes
+) -> _Parts:
     recipe = run.recipe
     check_memory(recipe, data.vocabulary.size, world=processes.world, memory=host_memory())
     validation = build_held_out(recipe, data)
@@ -479,7 +472,7 @@ def _check_best(parts: _Parts, engine: Engine) -> None:
 def _open_log(parts: _Parts, engine: Engine, step: int, console: Console | None) -> RunLog | None:
     """Rank 0's log; the other files of the run folder are written with it. Collective."""
     run = parts.run
-    write_folder_together(run, engine, parts.data)
+    run_folder.write_folder_together(run, engine, parts.data)
     if engine.rank:
         return None
     tasks, steps = list(run.recipe.tasks), run.recipe.curriculum.steps
@@ -488,6 +481,6 @@ def _open_log(parts: _Parts, engine: Engine, step: int, console: Console | None)
     if step:
         run_log.event("resume", f"resumes from step {step}", step=step)
     if parts.changes:
-        text = record_changes(run.folder, step, parts.changes)
+        text = run_folder.record_changes(run.folder, step, parts.changes)
         run_log.event("changed", text, step=step, changes=list(parts.changes))
     return run_log

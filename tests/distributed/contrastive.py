@@ -15,7 +15,8 @@ from palm_ds.common.rng import derive_key
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import Example, collate, join
 from palm_ds.engine import Engine
-from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.embedding import ContrastiveHead, SimilarityHead, VectorSettings
 from palm_ds.model.heads.heads import ClassHead
 from palm_ds.model.heads.splade import FlopsRegularizer, SpladeHead

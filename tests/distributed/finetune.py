@@ -33,8 +33,8 @@ from palm_ds.train.setup.build import build_model, build_stream
 from palm_ds.train.setup.resolve import resolve
 from palm_ds.train.setup.run_folder import RunSpec
 from palm_ds.train.setup.sources import open_data
-from palm_ds.train.teachers.build import attach_teachers, build_teachers
 from palm_ds.train.teachers.distillation_plan import resolve_teachers
+from palm_ds.train.teachers.teachers import attach_teachers, build_teachers
 from palm_ds.train.train import TrainingRun, setup_run, train
 from tests.helpers.warm_python import free_port
 

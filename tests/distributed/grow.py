@@ -11,7 +11,8 @@ import torch
 
 from palm_ds.data.tasks.example import Example, collate
 from palm_ds.engine import Engine, start
-from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.multi_task_model import Model

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from palm_ds.engine import Engine
-from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.deepspeed.ds_config import make_ds_config

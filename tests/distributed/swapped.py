@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from palm_ds.engine import Engine
-from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model

@@ -16,7 +16,8 @@ import torch
 from palm_ds.common.rng import derive_key
 from palm_ds.data.tasks.example import Example, collate
 from palm_ds.engine import Engine
-from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.inputs.visibility import multi_flow

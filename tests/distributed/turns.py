@@ -26,7 +26,8 @@ from torch.nn import functional as F  # noqa: N812
 from palm_ds.data.stream.stages import Stage, order_of
 from palm_ds.data.tasks.example import Example, collate, join
 from palm_ds.engine import Engine
-from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.embedding import ContrastiveHead, VectorSettings
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels

@@ -15,7 +15,8 @@ from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.cli.main import main
 from palm_ds.common.errors import UserError
-from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.encoder.positions import gram_buckets
 from palm_ds.model.inputs.batch import Batch, PackedText
 from palm_ds.weights.convert.convert import ConversionOptions, convert

@@ -10,7 +10,8 @@ import torch
 
 from palm_ds.model.attention.dense import plain_attention
 from palm_ds.model.attention.plan import AttentionPlan
-from palm_ds.model.encoder.encoder import Encoder, EncoderConfig, build_encoder
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import Encoder, build_encoder
 from palm_ds.model.generation.cached_decoder import Prompt, TargetFormat
 from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.model.inputs.batch import Batch, PackedText

@@ -34,8 +34,8 @@ from palm_ds.train.setup.build import build_model, build_stream
 from palm_ds.train.setup.resume import find_starting_point, signature_of
 from palm_ds.train.setup.run_folder import RunSpec, check_folder, write_folder
 from palm_ds.train.setup.sources import open_data
-from palm_ds.train.teachers.build import teachers_of_scores
 from palm_ds.train.teachers.distillation_plan import resolve_teachers
+from palm_ds.train.teachers.teachers import teachers_of_scores
 from palm_ds.train.train import setup_run
 from palm_ds.weights import model_folder
 from palm_ds.weights.model_folder import open_model

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from palm_ds.data.tasks.example import Example, collate
-from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.fgm import FGM, perturbation
 from palm_ds.model.heads.heads import ClassHead
 from palm_ds.model.inputs.batch import Batch

@@ -11,7 +11,7 @@ import torch
 from palm_ds.common.errors import UserError
 from palm_ds.model.attention import choice as attention_choice
 from palm_ds.model.attention import choice as attention_trial
-from palm_ds.model.encoder.encoder import EncoderConfig
+from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.kernels import (
     IMPLEMENTATIONS,
     Environment,

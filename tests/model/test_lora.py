@@ -14,7 +14,8 @@ import torch
 from palm_ds.common.config import parse
 from palm_ds.common.errors import UserError
 from palm_ds.data.tasks.example import Example, collate
-from palm_ds.model.encoder.encoder import ROLES, EncoderConfig, build_encoder
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import ROLES, build_encoder
 from palm_ds.model.encoder.transformer import TransformerEncoder
 from palm_ds.model.heads.heads import ClassHead
 from palm_ds.model.inputs.batch import Batch

@@ -10,7 +10,8 @@ import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.tasks.example import Example, collate
-from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.encoder.transformer import TransformerEncoder
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.heads.pooled import RegressionHead

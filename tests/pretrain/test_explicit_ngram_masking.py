@@ -19,7 +19,8 @@ from palm_ds.data.stream.task_group_dataset import TaskGroupDataset, build_rows,
 from palm_ds.data.tasks.example import Example, lengthened
 from palm_ds.data.tasks.task import build
 from palm_ds.inference.inspect_stream import View, as_record, as_text, sequences
-from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.ngrams import NgramEmbedding, NgramHead
 from palm_ds.model.heads.replaced_tokens import generator_name
 from palm_ds.model.inputs.batch import Batch

@@ -19,7 +19,8 @@ from palm_ds.common.rng import derive_key, keyed_generator
 from palm_ds.data.sources.corpus import CorpusSource, split_corpus
 from palm_ds.data.stream.task_group_dataset import TaskGroupDataset, build_rows, refs
 from palm_ds.data.tasks.task import build
-from palm_ds.model.encoder.encoder import Encoder, EncoderConfig, build_encoder
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import Encoder, build_encoder
 from palm_ds.model.encoder.flops import training_flops
 from palm_ds.model.encoder.shared_embeddings import merged_tables, split_tables
 from palm_ds.model.heads.replaced_tokens import KEY, TOKEN, generator_name

@@ -17,7 +17,8 @@ from palm_ds.common.rng import derive_key, keyed_generator
 from palm_ds.data.sources.corpus import CorpusSource, split_corpus
 from palm_ds.data.stream.task_group_dataset import TaskGroupDataset, build_rows, refs
 from palm_ds.data.tasks.task import build
-from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model

@@ -17,7 +17,8 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.tasks.example import Example, collate
-from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import load_tokenizer, wordpiece

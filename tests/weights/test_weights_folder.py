@@ -26,7 +26,8 @@ from transformers import (
 )
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.heads import ClassHead, GenerationHead, MaskedLMHead
 from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.model.multi_task_model import Model

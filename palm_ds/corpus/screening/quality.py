@@ -18,7 +18,7 @@ import numpy as np
 
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.corpus.annotations import find_function
-from palm_ds.corpus.screening.fingerprints import SINGLE, shingles
+from palm_ds.corpus.screening.duplicates import SINGLE, shingles
 
 QualityFilter: TypeAlias = Callable[[str], str]
 """Returns why a text should be dropped, or an empty text."""

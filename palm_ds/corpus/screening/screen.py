@@ -31,9 +31,7 @@ from palm_ds.corpus.executors import ParallelMap
 from palm_ds.corpus.input.records import Record
 from palm_ds.corpus.mapped_shard import map_array
 from palm_ds.corpus.rejected import describe_place
-from palm_ds.corpus.screening import fingerprints
-from palm_ds.corpus.screening.duplicates import UnitFingerprints, find_clusters, similarities
-from palm_ds.corpus.screening.fingerprints import Fingerprints
+from palm_ds.corpus.screening import duplicates
 from palm_ds.corpus.screening.quality import QualityFilter, find_filter
 from palm_ds.corpus.work_dir import DROPPED, PreparationJob, load_job, part_file, save_dropped
 from palm_ds.corpus.worker import WorkUnitReader, is_lines
@@ -91,7 +89,7 @@ def _screen(job: PreparationJob, number: int, out: Path) -> None:
     side, mine = _side(job, number)
     filters = [] if side is not job else [find_filter(name) for name in job.screen.filters]
     reader = WorkUnitReader(side, mine, watched=False)
-    prints, near = Fingerprints(), job.screen.near
+    prints, near = duplicates.Fingerprints(), job.screen.near
     exact, places, signatures, filtered = [], [], [], {}
     pending: list[np.ndarray] = []
     for record in reader:
@@ -100,13 +98,13 @@ def _screen(job: PreparationJob, number: int, out: Path) -> None:
         if reason:
             filtered[len(exact)] = reason
         terms = prints.terms(record.text)
-        exact.append(fingerprints.exact_hash(terms))
+        exact.append(duplicates.exact_hash(terms))
         if near:
-            pending.append(fingerprints.shingles(terms))
+            pending.append(duplicates.shingles(terms))
             if len(pending) == _BATCH:
-                signatures.append(fingerprints.signatures(pending))
+                signatures.append(duplicates.signatures(pending))
                 pending = []
-    signatures.append(fingerprints.signatures(pending) if near else np.zeros((0, 0), np.uint32))
+    signatures.append(duplicates.signatures(pending) if near else np.zeros((0, 0), np.uint32))
     _save(out, np.array(exact, np.uint64), np.concatenate(signatures), places, filtered)
     write_json(out / "state.json", {"lines": reader.lines, "filtered": filtered})
 
@@ -138,7 +136,7 @@ def _save(
     kept = np.setdiff1d(np.arange(len(exact)), list(filtered)).astype(np.uint32)
     keys = exact[None, kept]
     if signatures.size:
-        keys = np.concatenate([keys, fingerprints.bands(signatures[kept])])
+        keys = np.concatenate([keys, duplicates.bands(signatures[kept])])
     order = np.argsort(keys, axis=1, kind="stable")
     np.save(out / "keys.npy", np.take_along_axis(keys, order, axis=1))
     np.save(out / "order.npy", kept[order])
@@ -155,11 +153,11 @@ class _Screened:
     job: PreparationJob
 
     @cached_property
-    def units(self) -> list[UnitFingerprints]:
+    def units(self) -> list[duplicates.UnitFingerprints]:
         units, start = [], 0
         for number in range(_units(self.job)):
             arrays = {name: self._array(number, name) for name in _ARRAYS}
-            units.append(UnitFingerprints(start=start, **arrays))
+            units.append(duplicates.UnitFingerprints(start=start, **arrays))
             start += len(arrays["exact"])
         return units
 
@@ -191,7 +189,7 @@ class _Screened:
         clusters = None
         if self.job.screen.dedup:
             file = self.folder / "parts" / "clusters.npy"
-            clusters = find_clusters(self.units, self.job.screen.similarity, file)
+            clusters = duplicates.find_clusters(self.units, self.job.screen.similarity, file)
         with (self.folder / DROPPED).open("w", encoding="utf-8") as out:
             for number in range(len(self.job.excluded_units), _units(self.job)):
                 dropped = dict(self._filtered(number))
@@ -221,13 +219,17 @@ class _Screened:
             by_copy[record] = self._copy(unit, record, original)
         return by_copy
 
-    def _copy(self, unit: UnitFingerprints, record: int, original: int) -> dict[str, Any]:
+    def _copy(
+        self, unit: duplicates.UnitFingerprints, record: int, original: int
+    ) -> dict[str, Any]:
         number = int(np.searchsorted(self.starts, original, side="right")) - 1
         other = original - self.units[number].start
         entry = {"of": describe_place(self._place(number, other))}
         if unit.exact[record] == self.units[number].exact[other]:
             return {"reason": "copy", **entry}
-        share = similarities(self.units, np.array([unit.start + record]), np.array([original]))
+        share = duplicates.similarities(
+            self.units, np.array([unit.start + record]), np.array([original])
+        )
         return {"reason": "near copy", **entry, "similarity": round(float(share[0]), 2)}
 
     def _place(self, number: int, record: int) -> dict[str, Any]:

@@ -46,10 +46,9 @@ from palm_ds.train.setup.build import AnyStream, build_stream
 from palm_ds.train.setup.resolve import resolve
 from palm_ds.train.setup.run_folder import RunSpec
 from palm_ds.train.setup.sources import Data, open_data
-from palm_ds.train.teachers.build import teachers_of_scores
 from palm_ds.train.teachers.distillation_plan import DistillationPlan, resolve_teachers
 from palm_ds.train.teachers.stored_scores import EXTENDED, stream_fingerprint
-from palm_ds.train.teachers.teachers import Teachers
+from palm_ds.train.teachers.teachers import Teachers, teachers_of_scores
 
 _ROWS = 1024  # of a part of a table
 _STEPS = 32  # of a part of a stream

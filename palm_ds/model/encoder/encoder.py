@@ -23,28 +23,13 @@ from palm_ds.common.config import parse
 from palm_ds.common.errors import UserError
 from palm_ds.common.plugins import check_options
 from palm_ds.model.attention.attention import AttentionPlan
-from palm_ds.model.config.config import ACTIVATIONS, PRESETS, EncoderConfig
+from palm_ds.model.config.config import ACTIVATIONS, EncoderConfig
 from palm_ds.model.config.encoder_kinds import class_of_kind
 from palm_ds.model.encoder.regions import ReadsImages
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels, layer_norm
 from palm_ds.model.ops.dropout import DropoutKeys, dropout_keys
 from palm_ds.model.pooling import first_tokens
-
-__all__ = [
-    "PRESETS",
-    "ROLES",
-    "Activations",
-    "Encoder",
-    "EncoderConfig",
-    "EncoderFlops",
-    "Matrix",
-    "Pooler",
-    "build_encoder",
-    "encoder_class",
-    "gather_positions",
-    "init_weights",
-]
 
 PLAIN = Kernels()
 ROLES = ("query", "key", "value", "attention_output", "intermediate", "output")

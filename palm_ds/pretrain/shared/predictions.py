@@ -13,7 +13,6 @@ Charpentier and Samuel 2024). Stages may also follow one another, in either orde
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, ClassVar
@@ -58,8 +57,8 @@ class SegmentOrderTask(ClassPrediction):
     most: Annotated[int, Field(ge=2, le=6)]
     """Maximum number of segments."""
 
-    num_uniforms: ClassVar[int] = 1
-    head_settings: ClassVar[Sequence[str]] = ("most",)
+    num_uniforms = 1
+    head_settings = ("most",)
 
     @cached_property
     def orders(self) -> list[tuple[int, ...]]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -29,7 +28,7 @@ class PairTask(ClassPrediction):
     """A task that classifies pairs of texts: its layouts have the fields of `arrange_pair` and a
     `label`."""
 
-    segments: ClassVar[int] = 2
+    segments = 2
 
     def example(self, layout: np.void, source: CorpusSource, rng: np.random.Generator) -> Example:
         example = arrange_pair(layout, source)

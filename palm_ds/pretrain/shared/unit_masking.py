@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import PositiveInt
@@ -64,7 +64,7 @@ class SpanSettings(Settings):
 class UnitMasking(CorpusTask):
     """Keys of a task that masks units, and the masking."""
 
-    rate_varies: ClassVar[bool] = True
+    rate_varies = True
     rate: InnerShare = 0.15
     """Share of an example's tokens to predict, special tokens excluded. A stage with its own `rate`
     replaces it."""

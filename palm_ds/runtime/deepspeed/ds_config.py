@@ -21,18 +21,12 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from palm_ds.common.config import override, parse, read_json, shorten
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.runtime.deepspeed import refused_keys
 from palm_ds.runtime.deepspeed.ds_config_check import (
     ConfigVerdict,
     kind_wanted,
     processes_now,
     validate_with_deepspeed,
-)
-from palm_ds.runtime.deepspeed.refused_keys import (
-    NOT_IN_HALF,
-    NOT_IN_ZERO,
-    NOT_WITH_US,
-    OF_THE_RECIPE,
-    OWN_OPTIMIZER,
 )
 
 _TEXTS = ("communication_data_type", "seq_parallel_communication_data_type", "log_level")
@@ -245,13 +239,15 @@ def _micro_rows(value: object, where: str) -> int | None:
 
 def _refuse(sections: dict[str, Any], where: str) -> None:
     for key in list(sections):
-        if key in OF_THE_RECIPE:
+        if key in refused_keys.OF_THE_RECIPE:
             if sections[key] == "auto":  # the recipe decides
                 del sections[key]
                 continue
-            raise UserError(f"{where}: {key}: does not belong here; {OF_THE_RECIPE[key]}")
-        if key in NOT_WITH_US and sections[key] is not False:
-            raise UserError(f"{where}: {key}: not supported; {NOT_WITH_US[key]}")
+            raise UserError(
+                f"{where}: {key}: does not belong here; {refused_keys.OF_THE_RECIPE[key]}"
+            )
+        if key in refused_keys.NOT_WITH_US and sections[key] is not False:
+            raise UserError(f"{where}: {key}: not supported; {refused_keys.NOT_WITH_US[key]}")
 
 
 def _resolve_auto(values: dict[str, Any], where: str, path: str = "") -> None:
@@ -275,7 +271,7 @@ def _stage(sections: dict[str, Any], where: str) -> int:
             f"{where}: zero_optimization.stage: expected 0, 1, 2 or 3, got {shorten(stage)}"
         )
     _check_offload(zero, stage, f"{where}: zero_optimization")
-    for key, (unset, why) in NOT_IN_ZERO.items():
+    for key, (unset, why) in refused_keys.NOT_IN_ZERO.items():
         if zero.get(key) not in (unset, None):
             raise UserError(f"{where}: zero_optimization.{key}: not supported; {why}")
     if zero.get("compute_grad_norm") is False:
@@ -296,7 +292,9 @@ def _check_offload(zero: dict[str, Any], stage: int, where: str) -> None:
         if not isinstance(values, Mapping):
             continue
         if values.get("super_offload"):
-            raise UserError(f"{where}.{part}.super_offload: not supported; {OWN_OPTIMIZER}")
+            raise UserError(
+                f"{where}.{part}.super_offload: not supported; {refused_keys.OWN_OPTIMIZER}"
+            )
         if values.get("device") != "nvme":
             continue
         if part == "offload_param":
@@ -344,7 +342,7 @@ def _check_half(values: Mapping[str, Any], where: str) -> None:
         raise UserError(
             f"{where}.initial_scale_power: expected up to {_MAX_SCALE_POWER}, got {power}"
         )
-    for key, why in NOT_IN_HALF.items():
+    for key, why in refused_keys.NOT_IN_HALF.items():
         if values.get(key):
             raise UserError(f"{where}.{key}: not supported; {why}")
 
@@ -379,7 +377,11 @@ def _check_with_deepspeed(ds_config: DSConfig) -> None:
         raise UserError(f"{ds_config.path}: {section}{verdict.problem}")
     for key in ds_config.sections:
         if key not in verdict.keys_read:
-            known = (verdict.keys_read | {"palm_ds"}) - set(OF_THE_RECIPE) - set(NOT_WITH_US)
+            known = (
+                (verdict.keys_read | {"palm_ds"})
+                - set(refused_keys.OF_THE_RECIPE)
+                - set(refused_keys.NOT_WITH_US)
+            )
             raise UserError(f"{ds_config.path}: {key}: unknown key{suggest(key, known)}")
         _check_kind(ds_config.sections[key], verdict.defaults.get(key), f"{ds_config.path}: {key}")
     for section, defaults in verdict.section_defaults.items():

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -30,7 +30,7 @@ _KINDS = "job,service,configmap"
 class Kubernetes(ClusterScheduler):
     """The cluster of kubectl's context, and the shipped file."""
 
-    unknown_job: ClassVar[str] = "(NotFound)"
+    unknown_job = "(NotFound)"
     template: str
     image: str = ""
     """Of the pods; empty: the shipped file's, which nobody has."""

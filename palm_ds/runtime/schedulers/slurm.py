@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
 from palm_ds.common.errors import FAILED, UserError
 from palm_ds.runtime.schedulers.job import ClusterJob, ClusterScheduler, called
@@ -27,7 +26,7 @@ _BEGIN = "set -euo pipefail\n"
 class Slurm(ClusterScheduler):
     """Slurm's programs on this machine, and the shipped file."""
 
-    unknown_job: ClassVar[str] = "Invalid job id"
+    unknown_job = "Invalid job id"
     template: str
     options: Mapping[str, str] = field(default_factory=dict)
     """Further options of sbatch: {"partition": "gpu"}."""

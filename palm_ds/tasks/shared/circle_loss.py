@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Literal, Self
 
 import numpy as np
 from pydantic import Field, NonNegativeInt
@@ -46,8 +45,8 @@ class CircleLoss(OptionalImages):
     scale: Annotated[float, Field(gt=0, le=300)] = 32.0
     """Circle loss: factor of the similarities."""
 
-    num_uniforms: ClassVar[int] = 1
-    head_settings: ClassVar[Sequence[str]] = ("loss",)
+    num_uniforms = 1
+    head_settings = ("loss",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -9,9 +9,8 @@ The texts of a row share a packed row and do not attend to one another.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 from pydantic import PositiveInt
@@ -37,7 +36,7 @@ class EmbeddingTask(TextTask):
     """Maximum tokens of one text, including [CLS] and [SEP]; 0: the recipe's `length`. All texts of
     a table row share a row of the batch, so `length` should be as long as they are together."""
 
-    eval_only: ClassVar[Sequence[str]] = ("vectors",)
+    eval_only = ("vectors",)
 
     @classmethod
     def labels_others(cls) -> bool:

@@ -14,7 +14,6 @@ CrossEncoder of sentence-transformers (palm_ds/weights/formats/huggingface/cross
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self, TypeAlias, TypeVar
 
@@ -228,7 +227,7 @@ class ImageInput(TextTask):
 class ImageTextTask(ImageInput):
     """A task whose labels are of images and texts, not of a column."""
 
-    edits_text: ClassVar[bool] = True
+    edits_text = True
 
     def label_roles(self) -> tuple[str, ...]:
         return ()
@@ -295,7 +294,7 @@ class WholeTextTask(OptionalImages):
     Default: `pooler`; for `classification` without `lora`, `mean` if `init_from` was trained with
     mean pooling, as most encoders of sentence-transformers are."""
 
-    head_settings: ClassVar[Sequence[str]] = ("pooling",)
+    head_settings = ("pooling",)
     prefers_means: ClassVar[bool] = False
     """Whether means are the default if the encoder was trained to give them: only where they were
     seen to help (docs/finetuning.md)."""

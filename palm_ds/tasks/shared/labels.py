@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, SupportsFloat
+from typing import Any, SupportsFloat
 
 import numpy as np
 
@@ -250,7 +250,7 @@ def _number(value: SupportsFloat | str) -> float:
 class NumberTask(TextTask):
     """A text task with numbers as labels."""
 
-    prediction_key: ClassVar[str] = "value"
+    prediction_key = "value"
 
     def check_range(self, low: float | None, high: float | None) -> None:
         """Raises UserError unless `low` is below `high`, where both are given."""

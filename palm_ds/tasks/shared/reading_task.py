@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 from pydantic import NonNegativeInt, PositiveInt
@@ -55,7 +55,7 @@ class ReadingTask(TextTask):
     """Scoring rules: SQuAD 1.1 or 2.0, or CMRC2018 (and DRCD). auto: squad2 if a training row is
     marked `impossible`, else cmrc if the contexts are mostly Chinese, else squad1."""
 
-    prediction_key: ClassVar[str] = "text"
+    prediction_key = "text"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import PositiveInt
@@ -47,10 +47,10 @@ class RetrievalTask(EmbeddingTask):
     k: PositiveInt = 10
     """Cutoff of nDCG and recall: the number of top texts that count."""
 
-    prediction_key: ClassVar[str] = "score"
-    about_pair: ClassVar[str] = "Scores a text for a query."
-    pair_roles: ClassVar[Sequence[str]] = ("query", "positive")
-    tuple_roles: ClassVar[Sequence[str]] = ("query", "positive", "negatives")
+    prediction_key = "score"
+    about_pair = "Scores a text for a query."
+    pair_roles = ("query", "positive")
+    tuple_roles = ("query", "positive", "negatives")
 
     def __post_init__(self) -> None:
         super().__post_init__()

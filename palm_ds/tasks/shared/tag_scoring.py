@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import eq
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from palm_ds.tasks.shared.tagging_task import SPANS, TagsTask
 class TagScoring(TagsTask):
     """A tagging task with predictions of `tags` and, for texts without tokens, `spans`."""
 
-    prediction_key: ClassVar[str] = "tags"
+    prediction_key = "tags"
 
     def metrics(
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource

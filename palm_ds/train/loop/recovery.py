@@ -8,7 +8,7 @@ A step that is not finite changes nothing (the engine sees to that), but it may 
 divergence that began with finite losses, which loss_spikes.py detects. The loss of a step is that
 of the weights after the step before, and a checkpoint may be saved in between: whether weights are
 good, the current ones or those of a checkpoint, is known from the loss that they give for the texts
-of an earlier, good step (weight_check.py). step_judge.py judges, this module acts on it.
+of an earlier, good step (`WeightCheck`). step_judge.py judges, this module acts on it.
 
 After a rollback the step numbers, and with them the data and the learning rate, continue where the
 run was: the steps since the checkpoint are left out of training. The result is saved immediately,

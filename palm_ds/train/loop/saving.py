@@ -16,14 +16,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from palm_ds.engine import Engine
-from palm_ds.runtime.checkpoint import checkpoint
+from palm_ds.runtime.checkpoint import checkpoint, full_disk
 from palm_ds.runtime.checkpoint.checkpoint import TWO_NEWEST, Retention
-from palm_ds.runtime.checkpoint.full_disk import (
-    PATIENCE_SECONDS,
-    STOPPING_SECONDS,
-    at_rank0,
-    retried,
-)
 from palm_ds.runtime.checkpoint.writer import SavedCheckpoint
 from palm_ds.runtime.processes.signals import StopFlag
 from palm_ds.train.setup.run_folder import RunSpec
@@ -91,9 +85,9 @@ class Saver:
             self.saved = -1
         if self.saved == done:
             return
-        patience = STOPPING_SECONDS if stopping else PATIENCE_SECONDS
+        patience = full_disk.STOPPING_SECONDS if stopping else full_disk.PATIENCE_SECONDS
         background = self.run.recipe.save.background and not (last or now)
-        problem = retried(
+        problem = full_disk.retried(
             partial(self._attempt, state, done, background, keep),
             group=self.engine.processes,
             say=partial(self.event, "disk full"),
@@ -168,16 +162,16 @@ class Saver:
             self._stalled += time.monotonic() - started
 
     def write_at_rank0(
-        self, write: Callable[[], None], *, patience: float = PATIENCE_SECONDS
+        self, write: Callable[[], None], *, patience: float = full_disk.PATIENCE_SECONDS
     ) -> str:
         """Call `write` on rank 0, and again while the disk is full, for up to `patience` seconds.
         Returns why it failed, or nothing. Collective."""
 
         def attempt() -> str:
             self.engine.beat()
-            return at_rank0(self.engine.processes, write)
+            return full_disk.at_rank0(self.engine.processes, write)
 
-        return retried(
+        return full_disk.retried(
             attempt,
             group=self.engine.processes,
             say=partial(self.event, "disk full"),

@@ -10,7 +10,7 @@ from palm_ds.data.stream.windows import DocumentSettings
 from palm_ds.data.tasks.task import Task
 from palm_ds.model.encoder.encoder import memory_shape
 from palm_ds.train.recipe.checks import TaskChecks
-from palm_ds.train.recipe.stage_plan import StagePlan
+from palm_ds.train.recipe.stage_settings import StagePlan
 
 
 def check_documents(

@@ -50,9 +50,8 @@ from palm_ds.train.recipe.sections import (
     SourceSettings,
     SpikeSettings,
 )
-from palm_ds.train.recipe.stage_plan import StagePlan
-from palm_ds.train.recipe.stage_settings import StepSettings
-from palm_ds.train.report.tracker_clients import TrackSettings
+from palm_ds.train.recipe.stage_settings import StagePlan, StepSettings
+from palm_ds.train.report.trackers import TrackSettings
 from palm_ds.weights.formats.foreign_config import read_encoder_config
 from palm_ds.weights.model_folder import encoder_config
 

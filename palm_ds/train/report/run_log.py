@@ -19,18 +19,10 @@ from rich.text import Text
 
 from palm_ds.common.messages import leave_closed_terminal, nan_to_null
 from palm_ds.data.stream.stages import Curriculum
+from palm_ds.train.report import metrics_file
 from palm_ds.train.report.forgetting import stage_ends, tables
-from palm_ds.train.report.metrics_file import (
-    FILE,
-    AppendFile,
-    open_board,
-    read_metrics,
-    task_of,
-    truncate_after,
-)
 from palm_ds.train.report.score_tables import metrics_text, number, score_tables, share
-from palm_ds.train.report.tracker_clients import TrackSettings
-from palm_ds.train.report.trackers import RunTrackers
+from palm_ds.train.report.trackers import RunTrackers, TrackSettings
 
 
 class RunLog:
@@ -56,12 +48,12 @@ class RunLog:
         self._tasks, self._total, self._first = tuple(tasks), total_steps, start
         self._step = start
         self._console = console or _console()
-        path = Path(folder) / FILE
+        path = Path(folder) / metrics_file.FILE
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._before = truncate_after(path, start)
-        self._file = AppendFile(path, self._show)
+        self._before = metrics_file.truncate_after(path, start)
+        self._file = metrics_file.AppendFile(path, self._show)
         self._began = time.monotonic()
-        self._board = open_board(Path(folder) / "tensorboard", start, self._show)
+        self._board = metrics_file.open_board(Path(folder) / "tensorboard", start, self._show)
         self._trackers = RunTrackers(
             track or TrackSettings(), Path(folder), config or {}, self._show
         )
@@ -117,10 +109,12 @@ class RunLog:
         tasks that have `started` are shown."""
         values = {"step": step, "stage": stage, "started": list(started), "scores": scores}
         if step and step == self._first:  # made again, as no checkpoint has it
-            truncate_after(self._file.path, step, evaluated=False)
+            metrics_file.truncate_after(self._file.path, step, evaluated=False)
         self._write("evaluation", values)
         self._held_out = {
-            title: score for title, score in scores.items() if task_of(title) in started
+            title: score
+            for title, score in scores.items()
+            if metrics_file.task_of(title) in started
         }
         numbers = {
             f"{name}/{task}/held_out": value
@@ -134,7 +128,7 @@ class RunLog:
 
     def forgetting(self, curriculum: Curriculum) -> None:
         """Show the scores of every task after every stage, if more than one stage has ended."""
-        ends = stage_ends(read_metrics(self._file.path, steps=False), curriculum)
+        ends = stage_ends(metrics_file.read_metrics(self._file.path, steps=False), curriculum)
         self._print(*tables(ends, self._tasks, self._console.width))
 
     def event(self, kind: str, message: str = "", **fields: object) -> None:

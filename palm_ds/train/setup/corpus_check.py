@@ -34,7 +34,7 @@ class CorpusCheck:
         local = {
             corpus_fingerprint(corpus): corpus.folder
             for corpus in corpora.values()
-            if _is_local(corpus)
+            if isinstance(corpus.folder, LocalFolder)
         }
         self._new = sorted(local.keys() - set(known))
         self._all = sorted({*known, *local})
@@ -81,10 +81,6 @@ class CorpusCheck:
                     "from it. Copy or prepare the corpus again, then run the same command"
                 )
                 return
-
-
-def _is_local(corpus: Corpus) -> bool:
-    return isinstance(corpus.folder, LocalFolder)
 
 
 def _read(file: Path) -> list[str]:

@@ -25,8 +25,7 @@ from palm_ds.runtime.processes.processes import Processes
 from palm_ds.runtime.zero.swap_folder import swap_buffer_bytes, swap_bytes
 from palm_ds.train.plan.cluster import Cluster
 from palm_ds.train.plan.memory import MemoryPlan, plan_memory
-from palm_ds.train.plan.stages import StageWork, stage_lines
-from palm_ds.train.plan.table import plan_lines
+from palm_ds.train.plan.table import StageWork, plan_lines, stage_lines
 from palm_ds.train.plan.work import ModelSize, StepWork
 from palm_ds.train.report.environment import package_versions
 from palm_ds.train.setup.limits import checkpoint_bytes, existing_part, free_bytes, needed_bytes

@@ -95,7 +95,8 @@ def convert(
     _check_encoder(contents, to)
     tokenizer = read_tokenizer(contents)
     plan = _plan_conversion(contents, to, options)
-    _check_strict(contents, plan.report, options)
+    if options.strict:
+        check_strict(contents, plan.report)
     if options.verify and "eps" in opening:
         note = _change_by_eps(contents, tokenizer, options, opening)
         contents = replace(contents, notes=(*contents.notes, *note))
@@ -165,8 +166,8 @@ def verify_only(
     tokenizer = read_tokenizer(given)
     asked = not opening.keys() <= _NOT_SEEN
     sides = (
-        as_runnable(one, usual_task(one), plain=not asked),
-        as_runnable(other, usual_task(other), plain=True),
+        as_runnable(one, one.task_id, plain=not asked),
+        as_runnable(other, other.task_id, plain=True),
     )
     inputs = parity.inputs_for(one, other, tokenizer, texts)
     return parity.compare(*sides, inputs, heads=parity.same_heads(one, other), tolerance=tolerance)
@@ -211,7 +212,7 @@ def task_row(contents: CheckpointContents, task: str) -> int:
     """Row of the task embedding for a task name or a row number."""
     slots = contents.config.task_types
     if not task:
-        return usual_task(contents)
+        return contents.task_id
     if not slots:
         raise UserError(f"task: {task!r}: {contents.path} has no task embedding")
     if task in contents.task_ids:
@@ -227,12 +228,6 @@ def task_row(contents: CheckpointContents, task: str) -> int:
 def _task_of(contents: CheckpointContents, head: str) -> str:
     """The task that a head was trained for: its texts had that row of the task embedding."""
     return head if contents.config.task_types and head in contents.task_ids else ""
-
-
-def usual_task(contents: CheckpointContents) -> int:
-    if not contents.config.task_types:
-        return 0
-    return contents.task_ids.get(contents.export_task, 0)
 
 
 # ---- checks ----
@@ -256,10 +251,9 @@ def _check_encoder(contents: CheckpointContents, to: str) -> None:
         )
 
 
-def _check_strict(
-    contents: CheckpointContents, report: ConversionReport, options: ConversionOptions
-) -> None:
-    if options.strict and report.lost:
+def check_strict(contents: CheckpointContents, report: ConversionReport) -> None:
+    """Raises UserError if a tensor would be lost."""
+    if report.lost:
         name, why = next(iter(report.lost.items()))
         more = f" (and {len(report.lost) - 1} more)" if len(report.lost) > 1 else ""
         raise UserError(f"{contents.path}: strict: {name} would be skipped: {why}{more}")

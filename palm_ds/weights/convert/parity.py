@@ -288,8 +288,5 @@ def _padded(kind: str, rows: Sequence[tuple[np.ndarray, np.ndarray]], pad: int) 
     real = np.zeros(shape, bool)
     for r, (row, of) in enumerate(rows):
         ids[r, : len(row)], segments[r, : len(row)], real[r, : len(row)] = row, of, True
-    return Texts(kind=kind, **{n: torch.from_numpy(x) for n, x in _three(ids, segments, real)})
-
-
-def _three(*arrays: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    return zip(("ids", "segments", "real"), arrays, strict=True)
+    arrays = {"ids": ids, "segments": segments, "real": real}
+    return Texts(kind=kind, **{name: torch.from_numpy(x) for name, x in arrays.items()})

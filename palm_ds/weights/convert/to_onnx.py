@@ -24,7 +24,7 @@ from palm_ds.common.messages import nan_to_null
 from palm_ds.common.version import __version__
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.weights.convert import mapping_report
-from palm_ds.weights.convert.convert import check_target, notes_on, opened, task_row, usual_task
+from palm_ds.weights.convert.convert import check_strict, check_target, notes_on, opened, task_row
 from palm_ds.weights.convert.mapping_report import ConversionReport
 from palm_ds.weights.convert.onnx_parity import GraphComparison
 from palm_ds.weights.convert.options import OnnxOptions
@@ -158,7 +158,8 @@ def convert_to_onnx(
     contents = replace(contents, origin=origin) if origin else contents
     run = of_run(contents) if of_run else OnnxRun()
     job = _plan_job(contents, options, run.allowed, plain=not opening.keys() - {"tokenizer"})
-    _check_skipped(contents, job.report, options)
+    if options.strict:
+        check_strict(contents, job.report)
     files: list[OnnxFile] = []
     scored: dict[str, Mapping[str, Mapping[str, float]]] = {}
 
@@ -247,8 +248,7 @@ def _plan_job(
         raise UserError(f"opset: {options.opset}; expected {OPSETS[0]} to {OPSETS[-1]}")
     tokenizer = read_tokenizer(contents)
     row = task_row(contents, options.task) if options.task else None
-    usual = usual_task(contents)
-    planned = plan_graph(contents, options.heads, opset=options.opset, task_id=row, usual=usual)
+    planned = plan_graph(contents, options.heads, opset=options.opset, task_id=row)
     report = mapping_report.of_contents(contents)
     lacking = {name for name in planned.skipped if name.startswith("heads.")}
     mapped = tuple(precision for precision in report.mapped if precision.name not in lacking)
@@ -268,14 +268,6 @@ def _plan_job(
         allowed=allowed,
         plain=plain,
     )
-
-
-def _check_skipped(
-    contents: CheckpointContents, report: ConversionReport, options: OnnxOptions
-) -> None:
-    if options.strict and (lost := report.lost):
-        name, why = next(iter(lost.items()))
-        raise UserError(f"{contents.path}: strict: {name} would be skipped: {why}")
 
 
 # ---- files ----

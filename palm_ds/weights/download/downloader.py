@@ -30,31 +30,22 @@ from palm_ds.common.atomic import write_folder_atomically
 from palm_ds.common.errors import UserError, first_line, suggest
 from palm_ds.common.files import hash_of_text
 from palm_ds.common.json_files import write_json
+from palm_ds.weights.download import catalogue
 from palm_ds.weights.download.archive import BadArchiveError, unpack
-from palm_ds.weights.download.catalogue import (
-    DATA,
-    ERNIE,
-    FORMER_NAMES,
-    MODELS,
-    PRETRAIN,
-    Archive,
-    HubModel,
-    Published,
-)
 from palm_ds.weights.download.http import PATIENCE, Patience, Progress, fetch, one_at_a_time
 from palm_ds.weights.download.paddlenlp import PaddleModel, mirrored
 
-GROUPS: dict[str, Mapping[str, Published]] = {
-    "pretrain": PRETRAIN,
+GROUPS: dict[str, Mapping[str, catalogue.Published]] = {
+    "pretrain": catalogue.PRETRAIN,
     # PaddlePALM lists these groups too but never filled them.
     "vocab": {},
     "backbone": {},
     "head": {},
     "reader": {},
 }
-_LISTED = {**GROUPS, "ERNIE": ERNIE, "data": DATA}
+_LISTED = {**GROUPS, "ERNIE": catalogue.ERNIE, "data": catalogue.DATA}
 """As `ls` shows them."""
-_DOWNLOADED = {**_LISTED, "pretrain": MODELS}
+_DOWNLOADED = {**_LISTED, "pretrain": catalogue.MODELS}
 """The names that `download` finds in a group: `pretrain` is the folder of all of them."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _OLD_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")  # bert-base-uncased
@@ -91,14 +82,17 @@ def ls(item: str = "all", scope: str = "all") -> None:
         names = models if scope.lower() == "all" else [_name(scope, models)]
         print(f"Available {group} items:")
         for name in names:
-            why = models[name].not_yet if models is ERNIE else ""
+            why = models[name].not_yet if models is catalogue.ERNIE else ""
             print(f"  => {name}" + (f" (cannot be opened yet: {why})" if why else ""))
 
 
 def listed() -> dict[str, dict[str, str]]:
     """{group: {name: why it cannot be opened yet, if it cannot}} of what `ls` prints."""
     return {
-        group: {name: model.not_yet if models is ERNIE else "" for name, model in models.items()}
+        group: {
+            name: model.not_yet if models is catalogue.ERNIE else ""
+            for name, model in models.items()
+        }
         for group, models in _LISTED.items()
     }
 
@@ -128,14 +122,14 @@ def download(
         return _made(folder, lambda folder: _from_hub(item, folder, revision), places, again)
     if revision is not None:
         raise UserError(f"revision: only for `org/name` on the hub, not for {item}")
-    if item.lower() in ("data", *DATA):
+    if item.lower() in ("data", *catalogue.DATA):
         name = scope.lower() if item.lower() == "data" else item.lower()
-        for each in DATA if name == "all" else [name]:
+        for each in catalogue.DATA if name == "all" else [name]:
             _data_sets(each, path / "data", places, again)
         return path / "data"
     folder = path / "pretrain"
     if item.lower() not in {"all", *map(str.lower, _LISTED)}:
-        return _from_name(_name(item, MODELS), folder, places, again)
+        return _from_name(_name(item, catalogue.MODELS), folder, places, again)
     group = "pretrain" if item.lower() == "all" else _group(item)
     if not _LISTED[group]:
         raise UserError(f"{item}: this PaddlePALM group is empty")
@@ -159,13 +153,13 @@ def _group(item: str) -> str:
     return known[item.lower()]
 
 
-def _name(given: str, archives: Mapping[str, Published]) -> str:
+def _name(given: str, archives: Mapping[str, catalogue.Published]) -> str:
     """The listed name for a name in any case, with `cn` for `zh`, or a former name."""
     known = {name.lower(): name for name in archives}
-    known |= {old: name for old, name in FORMER_NAMES.items() if name in archives}
+    known |= {old: name for old, name in catalogue.FORMER_NAMES.items() if name in archives}
     plain = re.sub(r"(?<=-)cn(?=-|$)", "zh", given.lower().replace("_", "-"))
     if plain not in known:
-        if plain in {name.lower() for name in MODELS}:
+        if plain in {name.lower() for name in catalogue.MODELS}:
             raise UserError(f'no model "{given}" in this group; give the name without a group')
         near = suggest(plain, known)
         for lower, name in known.items():
@@ -177,20 +171,20 @@ def _name(given: str, archives: Mapping[str, Published]) -> str:
 # ---- archives ----
 
 
-def _refusal(name: str, model: Published) -> str:
-    where = model.repository if isinstance(model, HubModel) else model.url
+def _refusal(name: str, model: catalogue.Published) -> str:
+    where = model.repository if isinstance(model, catalogue.HubModel) else model.url
     return f"{name}: not downloaded, since it cannot be opened yet: {model.not_yet} ({where})"
 
 
 def _from_name(name: str, group: Path, places: Places, again: bool) -> Path:
     """Download one name, from the mirror folder, the cache or the network; returns its folder.
     Raises UserError, before that, if it cannot be opened."""
-    model = MODELS[name]
+    model = catalogue.MODELS[name]
 
     def make(folder: Path) -> None:
         if model.not_yet:
             raise UserError(_refusal(name, model))
-        if isinstance(model, HubModel):
+        if isinstance(model, catalogue.HubModel):
             return _from_hub(model.repository, folder, None)
         if isinstance(model, PaddleModel):
             return _from_paddlenlp(name, model, folder, places)
@@ -210,9 +204,9 @@ def _from_name(name: str, group: Path, places: Places, again: bool) -> Path:
 def _data_sets(name: str, folder: Path, places: Places, again: bool) -> None:
     """Unpack an archive of data sets into the folder. Existing ones are kept, with a line on
     stderr, unless `again`."""
-    if name not in DATA:
-        raise UserError(f'no data sets "{name}"{suggest(name, DATA)}')
-    model, mark = DATA[name], folder / f".{name}"
+    if name not in catalogue.DATA:
+        raise UserError(f'no data sets "{name}"{suggest(name, catalogue.DATA)}')
+    model, mark = catalogue.DATA[name], folder / f".{name}"
     if mark.exists() and not again:
         return
     file, url = _file(name, model.file, model.url, places)
@@ -294,7 +288,7 @@ def _cached(url: str, cache: Path) -> Path:
     return cache.expanduser() / "archives" / mark / url.rpartition("/")[2]
 
 
-def _unpack(file: Path, folder: Path, model: Archive) -> None:
+def _unpack(file: Path, folder: Path, model: catalogue.Archive) -> None:
     def write(part: Path) -> None:
         unpack(file, part, flatten=True)
         if model.preset and not any(part.glob("*.json")):

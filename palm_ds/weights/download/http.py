@@ -165,7 +165,9 @@ def _one_try(part: _PartialFile, patience: Patience, progress: Progress) -> None
         _http_error(part, error)
     except urllib.error.URLError as error:
         silent = isinstance(error.reason, TimeoutError)  # TCP itself has retried
-        why = f"{_host(part.url)} cannot be reached ({_reason(error.reason)})"
+        why = (
+            f"{urllib.parse.urlsplit(part.url).netloc} cannot be reached ({_reason(error.reason)})"
+        )
         raise RetryableError(why, tries=1 if silent else patience.reaches) from None
     except (OSError, HTTPException, UnicodeError) as error:
         raise RetryableError(f"the connection broke ({_reason(error)})") from None
@@ -301,10 +303,6 @@ def _http_error(part: _PartialFile, error: urllib.error.HTTPError) -> None:
         asked = error.headers.get("Retry-After", "")
         raise RetryableError(said, wait=float(asked) if asked.isdecimal() else None)
     raise UserError(f"{part.url}: {said}") from None
-
-
-def _host(url: str) -> str:
-    return urllib.parse.urlsplit(url).netloc
 
 
 def _reason(error: object) -> str:

@@ -145,8 +145,8 @@ class CheckpointContents:
 
     @property
     def task_id(self) -> int:
-        """The row of the task embedding of `export_task`; 0 if unknown."""
-        return self.task_ids.get(self.export_task, 0)
+        """The row of the task embedding of `export_task`; 0 if unknown, or without one."""
+        return self.task_ids.get(self.export_task, 0) if self.config.task_types else 0
 
     @property
     def masked_lm_heads(self) -> list[str]:

@@ -35,6 +35,7 @@ from palm_ds.runtime.checkpoint import checkpoint
 from palm_ds.runtime.checkpoint.shard_files import AVERAGE, WEIGHT, ShardReader
 from palm_ds.text.exported_tokenizer import TextPreparation
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
+from palm_ds.weights.formats import weights_info
 from palm_ds.weights.formats.contents import (
     OPTIMIZER,
     CheckpointContents,
@@ -55,14 +56,6 @@ from palm_ds.weights.formats.tensor_files import (
     TensorGroup,
     open_safetensors,
     write_file,
-)
-from palm_ds.weights.formats.weights_info import (
-    INFO,
-    WeightsInfo,
-    damaged_files,
-    read_info,
-    read_outputs,
-    write_info,
 )
 
 _T = TypeVar("_T")
@@ -89,7 +82,7 @@ _GENERATOR = "generator."
 
 def recognizes(path: Path) -> bool:
     """Whether it is a weights/ folder or a checkpoint."""
-    return is_checkpoint(path) or (path / INFO).is_file()
+    return is_checkpoint(path) or (path / weights_info.INFO).is_file()
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -132,8 +125,8 @@ def encoder_in(verified: checkpoint.VerifiedCheckpoint) -> EncoderConfig:
 
 
 def _from_weights(folder: Path) -> CheckpointContents:
-    info = read_info(folder / INFO)
-    if problems := damaged_files(folder, info, but=WEIGHTS):
+    info = weights_info.read_info(folder / weights_info.INFO)
+    if problems := weights_info.damaged_files(folder, info, but=WEIGHTS):
         raise UserError(problems[0])
     entries = _tensors(folder / WEIGHTS, info)
     shapes = {name: entry.shape for name, entry in entries.items()}
@@ -161,7 +154,7 @@ def _from_weights(folder: Path) -> CheckpointContents:
     return checked(contents)
 
 
-def _tensors(file: Path, info: WeightsInfo) -> dict[str, TensorEntry]:
+def _tensors(file: Path, info: weights_info.WeightsInfo) -> dict[str, TensorEntry]:
     """The tensors of a folder. The file is hashed before the first value is read."""
 
     @cache
@@ -220,7 +213,7 @@ def _from_checkpoint(
         heads=heads_of(
             shapes,
             tuple(signature.get("token_heads", ())),
-            read_outputs(signature.get("heads"), f"{verified.path}: signature.heads"),
+            weights_info.read_outputs(signature.get("heads"), f"{verified.path}: signature.heads"),
         ),
         task_ids=signature["task_ids"],
         head_of=signature.get("head_of", {}),
@@ -432,7 +425,7 @@ def write(
     """Write a weights/ folder into an empty folder, one tensor at a time: the largest one decides
     the memory it takes. The caller publishes the folder. `tokenizers`: the encoder's own and the
     one for texts that are not prepared, if not those of the contents."""
-    info = WeightsInfo(
+    info = weights_info.WeightsInfo(
         backbone=contents.config,
         task_ids=dict(contents.task_ids),
         head_of=dict(contents.head_of) or {name: name for name in contents.heads},
@@ -464,7 +457,7 @@ def write(
         own.save(folder / "tokenizer")
     if own is not None and texts is not None and texts.fingerprint != own.fingerprint:
         texts.save(folder / TEXT_TOKENIZER)
-    write_info(folder, info)
+    weights_info.write_info(folder, info)
 
 
 def _tokenizers_of(contents: CheckpointContents) -> tuple[Tokenizer | None, Tokenizer | None]:

@@ -11,7 +11,8 @@ import torch
 from palm_ds.common.errors import UserError
 from palm_ds.data.tasks.example import Example, build_input, collate
 from palm_ds.data.tasks.generation_flows import FlowOptions, random_spans, same_head
-from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokens import SpecialTokens, TokenSpan

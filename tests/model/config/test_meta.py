@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.config.meta import on_meta
-from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
+from palm_ds.model.encoder.encoder import build_encoder
 
 ROOT = Path(__file__).resolve().parents[3]
 SIZES = dict(vocab_size=50, hidden_size=8, num_layers=1, num_heads=2, max_positions=16)

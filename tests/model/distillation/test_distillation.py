@@ -12,9 +12,10 @@ from transformers import BertConfig, BertModel
 
 from palm_ds.common.config import parse
 from palm_ds.common.errors import UserError
+from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.distillation.distillation import Distillation
 from palm_ds.model.distillation.settings import TeacherSettings
-from palm_ds.model.encoder.encoder import Encoder, EncoderConfig, build_encoder
+from palm_ds.model.encoder.encoder import Encoder, build_encoder
 from palm_ds.model.encoder.states import WantedStates, recorded
 from palm_ds.model.inputs.batch import Batch, PackedText
 from tests.helpers.hf_names import from_names

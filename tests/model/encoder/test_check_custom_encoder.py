@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from palm_ds.common.errors import UserError
+from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.check_custom_encoder import check_custom_encoder
-from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.encoder.kinds.bert import Bert
 from palm_ds.model.heads.heads import ClassHead
 from palm_ds.model.multi_task_model import Model

@@ -22,7 +22,8 @@ from transformers import (
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.tasks.example import Example, collate
-from palm_ds.model.encoder.encoder import PRESETS, Encoder, EncoderConfig, build_encoder
+from palm_ds.model.config.config import PRESETS, EncoderConfig
+from palm_ds.model.encoder.encoder import Encoder, build_encoder
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
 from palm_ds.weights.formats.foreign_config import read_encoder_config

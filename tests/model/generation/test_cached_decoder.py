@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.encoder.transformer import TransformerEncoder
 from palm_ds.model.generation.cached_decoder import CachedDecoder, Prompt, TargetFormat
 from palm_ds.model.generation.generate import DecodingSettings, TokenRules, generate

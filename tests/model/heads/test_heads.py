@@ -21,7 +21,8 @@ from transformers import (
 
 import palm_ds.tasks
 from palm_ds.data.tasks.task import build
-from palm_ds.model.encoder.encoder import Encoder, EncoderConfig, build_encoder
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import Encoder, build_encoder
 from palm_ds.model.heads.heads import (
     ClassHead,
     GenerationHead,

@@ -11,7 +11,8 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.flop_counter import FlopCounterMode
 
-from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.encoder.flops import training_flops
 from palm_ds.model.heads.embedding import ContrastiveHead, VectorSettings
 from palm_ds.model.heads.heads import MaskedLMHead

@@ -17,7 +17,7 @@ from torch import nn
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.tasks.example import collate
-from palm_ds.model.encoder.encoder import EncoderConfig
+from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.layer import EncoderLayer
 from palm_ds.model.encoder.transformer import TransformerEncoder
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead

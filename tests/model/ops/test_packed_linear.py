@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.inputs.batch import Batch, PackedText
 from palm_ds.model.multi_task_model import Model, prepare_to_predict
 from palm_ds.model.ops import packed_linear

@@ -21,7 +21,8 @@ from palm_ds.data.tasks.task import build
 from palm_ds.engine import check_model
 from palm_ds.model.attention.dense import plain_attention
 from palm_ds.model.attention.plan import AttentionPlan
-from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.pseudo_tokens import with_pseudo_tokens
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.inputs.visibility import visible

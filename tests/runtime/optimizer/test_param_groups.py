@@ -30,7 +30,8 @@ def test_backbone_matrices_decay() -> None:
 
 
 def test_real_model_groups_cover_everything_once() -> None:
-    from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
+    from palm_ds.model.config.config import EncoderConfig
+    from palm_ds.model.encoder.encoder import build_encoder
     from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
     from palm_ds.model.multi_task_model import Model
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from palm_ds.model.encoder.encoder import EncoderConfig
+from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.transformer import TransformerEncoder
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.inputs.batch import Batch, PackedText

@@ -12,8 +12,7 @@ from palm_ds.model.config.meta import on_meta
 from palm_ds.model.config.presets import PRESETS
 from palm_ds.model.encoder.encoder import encoder_class
 from palm_ds.train.plan.cluster import parse_clusters
-from palm_ds.train.plan.stages import StageWork, stage_lines, stage_work
-from palm_ds.train.plan.table import plan_lines
+from palm_ds.train.plan.table import StageWork, plan_lines, stage_lines, stage_work
 from palm_ds.train.plan.work import ModelSize, size_of
 from palm_ds.train.recipe.recipe import Recipe, make_recipe, read_values
 from palm_ds.train.setup.build import AnyStream, build_model, build_stream

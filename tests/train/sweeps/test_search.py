@@ -17,9 +17,8 @@ import pytest
 from palm_ds.common.config import read_yaml
 from palm_ds.common.errors import UserError
 from palm_ds.train.recipe.recipe import make_recipe
-from palm_ds.train.sweeps.search import Search, Trial, value_of
+from palm_ds.train.sweeps.search import Search, Trial, report, value_of
 from palm_ds.train.sweeps.search_space import read_sweep, search_space
-from palm_ds.train.sweeps.search_table import report
 from tests.helpers.warm_python import Program
 from tests.train.sweeps.test_search_space import write
 

@@ -18,8 +18,8 @@ from palm_ds.train.setup.build import build_model, build_stream
 from palm_ds.train.setup.resolve import resolve
 from palm_ds.train.setup.run_folder import RunSpec, check_folder, write_folder
 from palm_ds.train.setup.sources import Data, check_tables, open_data
-from palm_ds.train.teachers.build import attach_teachers, build_teachers
 from palm_ds.train.teachers.distillation_plan import DistillationPlan, resolve_teachers
+from palm_ds.train.teachers.teachers import attach_teachers, build_teachers
 from tests.helpers.saved_model import recipe_of, save_model, texts, write_rows
 from tests.helpers.small_corpus import write_small_corpus
 from tests.helpers.text_tables import SPECIALS, WORDS

@@ -10,7 +10,8 @@ import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.tasks.example import Example, collate
-from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.encoder.shared_embeddings import EmbeddingSharing, merged_tables, split_tables
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.heads.replaced_tokens import Generator, ReplacedTokenHead

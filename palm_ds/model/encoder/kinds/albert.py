@@ -7,9 +7,7 @@ share their weights.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 from pydantic import PositiveInt
 
@@ -37,9 +35,9 @@ class Albert(TransformerEncoder):
     have weights."""
 
     hf = "albert"
-    options_type: ClassVar[type | None] = AlbertOptions
+    options_type = AlbertOptions
     sharing_options = ("groups", "layers_per_group")
-    defaults: ClassVar[Mapping[str, Any]] = {
+    defaults = {
         "activation": "gelu_new",
         "token_types": 2,
         "task_types": 0,

@@ -8,23 +8,19 @@ tanh, a linear map to the classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
-
 import torch
 from torch import nn
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import init_weights
-from palm_ds.model.encoder.sequences import Sequences
-from palm_ds.model.encoder.word_encoder import WordEncoder
+from palm_ds.model.encoder.word_encoder import Sequences, WordEncoder
 
 
 class BagOfWords(WordEncoder):
     """Its only layer widens or narrows the embeddings, if they have another width."""
 
-    defaults: ClassVar[Mapping[str, Any]] = {**WordEncoder.defaults, "hidden_size": 128}
+    defaults = {**WordEncoder.defaults, "hidden_size": 128}
 
     def layer(self, number: int) -> nn.Module:
         if self.config.num_layers > 1:

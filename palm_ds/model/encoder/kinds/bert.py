@@ -14,9 +14,8 @@ in the activation in front of heads that read whole texts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
@@ -37,7 +36,7 @@ class DistilBert(TransformerEncoder):
     """The encoder of DistilBERT, of six layers."""
 
     hf = "distilbert"
-    defaults: ClassVar[Mapping[str, Any]] = {"num_layers": 6, "token_types": 1, "task_types": 0}
+    defaults = {"num_layers": 6, "token_types": 1, "task_types": 0}
 
     @classmethod
     def spec(cls, config: EncoderConfig) -> TransformerSpec:
@@ -60,8 +59,8 @@ class Electra(TransformerEncoder):
     """The encoder of ELECTRA's discriminators and generators."""
 
     hf = "electra"
-    options_type: ClassVar[type | None] = ElectraOptions
-    defaults: ClassVar[Mapping[str, Any]] = {"token_types": 2, "task_types": 0}
+    options_type = ElectraOptions
+    defaults = {"token_types": 2, "task_types": 0}
 
     @classmethod
     def spec(cls, config: EncoderConfig) -> TransformerSpec:
@@ -84,8 +83,8 @@ class MPNet(TransformerEncoder):
     """The encoder of MPNet and most models of sentence-transformers."""
 
     hf = "mpnet"
-    options_type: ClassVar[type | None] = MPNetOptions
-    defaults: ClassVar[Mapping[str, Any]] = {
+    options_type = MPNetOptions
+    defaults = {
         "max_positions": 514,
         "position_offset": 2,
         "pad": 1,
@@ -129,9 +128,9 @@ class ErnieGram(TransformerEncoder):
     """
 
     paddle = "ernie_gram"
-    options_type: ClassVar[type | None] = ErnieGramOptions
+    options_type = ErnieGramOptions
     free_options = ("relative_positions", "token_types")
-    defaults: ClassVar[Mapping[str, Any]] = {
+    defaults = {
         "token_types": 2,
         "task_types": 0,
         "layer_norm_eps": 1e-5,

@@ -7,17 +7,13 @@ Tang et al. 2019, arXiv 1903.12136).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
-
 import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.sequences import Sequences
-from palm_ds.model.encoder.word_encoder import WordEncoder
+from palm_ds.model.encoder.word_encoder import Sequences, WordEncoder
 
 _GATES = (0, 3, 1, 2)
 """ONNX's order (input, output, forget, cell) among torch's (input, forget, cell, output)."""
@@ -26,7 +22,7 @@ _GATES = (0, 3, 1, 2)
 class BiLSTM(WordEncoder):
     """Each direction has half of the hidden size."""
 
-    defaults: ClassVar[Mapping[str, Any]] = {**WordEncoder.defaults, "hidden_size": 256}
+    defaults = {**WordEncoder.defaults, "hidden_size": 256}
 
     def layer(self, number: int) -> nn.Module:
         if self.hidden_size % 2:

@@ -10,9 +10,9 @@ Beyond the borders of a text are zeros, wherever in a row it is.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
 import torch
 from pydantic import Field, PositiveInt
@@ -21,8 +21,7 @@ from torch import nn
 from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import ACTIVATIONS, EncoderConfig
 from palm_ds.model.encoder.encoder import PLAIN
-from palm_ds.model.encoder.sequences import Sequences
-from palm_ds.model.encoder.word_encoder import WordEncoder, WordOptions
+from palm_ds.model.encoder.word_encoder import Sequences, WordEncoder, WordOptions
 from palm_ds.model.kernels import Kernels
 
 
@@ -39,12 +38,12 @@ class CNNOptions(WordOptions):
 class CNN(WordEncoder):
     """The hidden size is divided among the windows."""
 
-    defaults: ClassVar[Mapping[str, Any]] = {
+    defaults = {
         **WordEncoder.defaults,
         "hidden_size": 128,
         "activation": "relu",
     }
-    options_type: ClassVar[type | None] = CNNOptions
+    options_type = CNNOptions
 
     def __init__(self, config: EncoderConfig, kernels: Kernels = PLAIN, *, recompute: bool = False):
         windows = self.options_of(config).windows

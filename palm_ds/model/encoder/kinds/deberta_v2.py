@@ -11,9 +11,8 @@ output.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
 from pydantic import Field, NonNegativeInt
 
@@ -73,8 +72,8 @@ class DebertaV2(TransformerEncoder):
     """The encoder of DeBERTa v2, v3 and mDeBERTa."""
 
     hf = "deberta_v2"
-    options_type: ClassVar[type | None] = DebertaV2Options
-    defaults: ClassVar[Mapping[str, Any]] = {
+    options_type = DebertaV2Options
+    defaults = {
         "token_types": 1,
         "task_types": 0,
         "layer_norm_eps": 1e-7,

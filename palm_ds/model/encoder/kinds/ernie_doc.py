@@ -15,9 +15,7 @@ A text of a window fills its row: padding stands before the last token, which is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
 
 import torch
 from pydantic import PositiveFloat, PositiveInt
@@ -123,8 +121,8 @@ class ErnieDoc(TransformerEncoder):
     """The encoder of ERNIE-Doc."""
 
     paddle = "ernie_doc"
-    options_type: ClassVar[type | None] = ErnieDocOptions
-    defaults: ClassVar[Mapping[str, Any]] = {"token_types": 3, "task_types": 0}
+    options_type = ErnieDocOptions
+    defaults = {"token_types": 3, "task_types": 0}
     free_options = ("masked_score",)
     above_layers = ("pooler",)
 

@@ -12,9 +12,9 @@ A text without an image reads nothing in co-attention.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from pydantic import PositiveInt
@@ -144,10 +144,10 @@ class CoAttention(nn.Module):
 class ErnieVil(TransformerEncoder):
     """The encoder of ERNIE-ViL."""
 
-    options_type: ClassVar[type | None] = ErnieVilOptions
+    options_type = ErnieVilOptions
     takes_layers = False
     above_layers = ("pooler", "region_pooler", "image_layers", "co_layers")
-    defaults: ClassVar[Mapping[str, Any]] = {"task_types": 0, "layer_norm_eps": 1e-5}
+    defaults = {"task_types": 0, "layer_norm_eps": 1e-5}
 
     def __init__(self, config: EncoderConfig, kernels: Kernels = PLAIN, *, recompute: bool = False):
         refuse_task_types(config)

@@ -10,10 +10,9 @@ linear map and its activation: of the first token, of the mean, or (`late`) of e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import PositiveInt
@@ -55,9 +54,9 @@ class EuroBert(TransformerEncoder):
     """The encoder of EuroBERT."""
 
     hf = "eurobert"
-    options_type: ClassVar[type | None] = EuroBertOptions
+    options_type = EuroBertOptions
     free_options = ("text_pooling",)
-    defaults: ClassVar[Mapping[str, Any]] = {
+    defaults = {
         "activation": "silu",
         "max_positions": 8192,
         "token_types": 1,

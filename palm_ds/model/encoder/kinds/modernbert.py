@@ -10,10 +10,9 @@ whole texts; those of texts read their first token's vector or the mean of all.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import PositiveInt
@@ -61,11 +60,11 @@ class ModernBert(TransformerEncoder):
     """The encoder of ModernBERT, Ettin and mmBERT."""
 
     hf = "modernbert"
-    options_type: ClassVar[type | None] = ModernBertOptions
+    options_type = ModernBertOptions
     free_options = ("text_pooling",)
     pools_tokens = True
     rope_options = ("global_rotary_base", "local_rotary_base")
-    defaults: ClassVar[Mapping[str, Any]] = {
+    defaults = {
         "max_positions": 8192,
         "token_types": 1,
         "task_types": 0,

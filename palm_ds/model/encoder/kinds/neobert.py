@@ -8,9 +8,7 @@ Masked-LM heads are output embeddings of their own with a bias.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 from palm_ds.common.settings import Settings
 from palm_ds.model.config.config import EncoderConfig
@@ -31,8 +29,8 @@ class NeoBert(TransformerEncoder):
     """The encoder of NeoBERT."""
 
     hf = "neobert"
-    options_type: ClassVar[type | None] = NeoBertOptions
-    defaults: ClassVar[Mapping[str, Any]] = {
+    options_type = NeoBertOptions
+    defaults = {
         "activation": "silu",
         "max_positions": 4096,
         "token_types": 1,

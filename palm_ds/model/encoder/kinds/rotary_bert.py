@@ -10,9 +10,8 @@ jina_embeddings_v3   jina-embeddings-v3 (Sturua et al. 2024, arXiv 2409.10173) w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
@@ -35,8 +34,8 @@ class NomicBert(TransformerEncoder):
     """The encoder of nomic-bert-2048 and nomic-embed-text."""
 
     hf = "nomic_bert"
-    options_type: ClassVar[type | None] = NomicBertOptions
-    defaults: ClassVar[Mapping[str, Any]] = {
+    options_type = NomicBertOptions
+    defaults = {
         "activation": "silu",
         "max_positions": 2048,
         "token_types": 2,
@@ -74,8 +73,8 @@ class Gte(TransformerEncoder):
     """The encoder of gte-multilingual-base and gte-base-en-v1.5."""
 
     hf = "gte"
-    options_type: ClassVar[type | None] = GteOptions
-    defaults: ClassVar[Mapping[str, Any]] = {
+    options_type = GteOptions
+    defaults = {
         "max_positions": 8192,
         "token_types": 1,
         "task_types": 0,
@@ -110,8 +109,8 @@ class JinaEmbeddingsV3(TransformerEncoder):
     """The encoder of jina-embeddings-v3."""
 
     hf = "jina_embeddings_v3"
-    options_type: ClassVar[type | None] = JinaEmbeddingsV3Options
-    defaults: ClassVar[Mapping[str, Any]] = {
+    options_type = JinaEmbeddingsV3Options
+    defaults = {
         "max_positions": 8194,
         "token_types": 1,
         "task_types": 0,

@@ -12,9 +12,7 @@ no images, adds token types and counts positions from 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 from pydantic import NonNegativeInt
@@ -43,9 +41,9 @@ class Unimo(TransformerEncoder):
     """The encoder of UNIMO and UNIMO-text."""
 
     paddle = "unimo"
-    options_type: ClassVar[type | None] = UnimoOptions
+    options_type = UnimoOptions
     above_layers = ("pooler", "region_pooler")
-    defaults: ClassVar[Mapping[str, Any]] = {
+    defaults = {
         "max_positions": 514,
         "position_offset": 2,
         "pad": 1,

@@ -20,6 +20,7 @@ from palm_ds.weights.formats.contents import CheckpointContents, Extras, TensorE
 from palm_ds.weights.formats.deepspeed.zero_shards import Shards, open_shards, tag_folder
 from palm_ds.weights.formats.expected_shapes import checked
 from palm_ds.weights.formats.format import Format
+from palm_ds.weights.formats.huggingface import read as huggingface
 from palm_ds.weights.formats.huggingface.families import (
     ARCHITECTURES,
     FAMILIES,
@@ -27,13 +28,6 @@ from palm_ds.weights.formats.huggingface.families import (
     architecture_of,
 )
 from palm_ds.weights.formats.huggingface.names import to_palm_ds_names, untied_config
-from palm_ds.weights.formats.huggingface.read import (
-    CONFIG,
-    class_of,
-    described_heads,
-    kept_entries,
-    read_config,
-)
 from palm_ds.weights.formats.weights_info import INFO, read_info
 
 _OURS = "backbone.word.weight"
@@ -87,18 +81,20 @@ def _prefix(shards: Shards) -> tuple[str, bool]:
 def _config_file(folder: Path, given: Path | None) -> Path:
     places = [Path(given)] if given else [folder, folder.parent]
     for place in places:
-        for file in (place, place / CONFIG, place / INFO):
-            if file.is_file() and file.name in (CONFIG, INFO):
+        for file in (place, place / huggingface.CONFIG, place / INFO):
+            if file.is_file() and file.name in (huggingface.CONFIG, INFO):
                 return file
     where = str(given) if given else f"{folder} or {folder.parent}"
     raise UserError(
-        f"{folder}: the shards do not contain the encoder's config, and there is no {CONFIG} or "
-        f"{INFO} in {where}; give one with --config"
+        f"{folder}: the shards do not contain the encoder's config, and there is no "
+        f"{huggingface.CONFIG} or {INFO} in {where}; give one with --config"
     )
 
 
 def _encoder_config(file: Path) -> EncoderConfig:
-    return read_info(file).backbone if file.name == INFO else read_config(file.parent)[1]
+    return (
+        read_info(file).backbone if file.name == INFO else huggingface.read_config(file.parent)[1]
+    )
 
 
 def _ours(shards: Shards, prefix: str, file: Path) -> CheckpointContents:
@@ -130,7 +126,7 @@ def _huggingface(
             f"{shards.folder}: has a Hugging Face model, but {file} describes a palm_ds one; give "
             "its config.json with --config"
         )
-    about, config = read_config(file.parent)
+    about, config = huggingface.read_config(file.parent)
     kind = about["model_type"]
     family = FAMILIES[kind]
     inside, skipped = _within(shards, prefix.removesuffix(f"{family.tensor_prefix}."))
@@ -141,7 +137,7 @@ def _huggingface(
         str(shards.folder),
         tied=config.tie_word_embeddings,
         untied_head=untied_head,
-        class_name=class_of(about),
+        class_name=huggingface.class_of(about),
     )
     entries = architecture_of(kind).arrange(entries, config)
     return CheckpointContents(
@@ -149,10 +145,10 @@ def _huggingface(
         format=_format(shards, f"Hugging Face {family.class_prefix}"),
         config=untied_config(_with_words(config, entries), entries),
         entries=entries,
-        heads=described_heads(entries, about, file),
+        heads=huggingface.described_heads(entries, about, file),
         skipped={**skipped, **more},
         tokenizer=_tokenizer(file.parent),
-        extras=Extras(config=kept_entries(about)),
+        extras=Extras(config=huggingface.kept_entries(about)),
         notes=shards.notes,
     )
 

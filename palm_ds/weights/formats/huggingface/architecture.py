@@ -11,7 +11,7 @@ all model types whose encoders compute the same, its families.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -148,8 +148,8 @@ class Architecture(ABC):
     layer: ClassVar[str]
     """The name of a layer in a file, `encoder.layer` or `layers`."""
     task_table: ClassVar[str] = ""
-    """The table that takes in a row of the task embedding, since families have none; empty: an
-    encoder with a task embedding has no family."""
+    """The table (`word`, `segment` or `position`) that takes in a row of the task embedding, since
+    families have none; empty: an encoder with a task embedding has no family."""
 
     # ---- tensors ----
 
@@ -162,6 +162,22 @@ class Architecture(ABC):
     def layers_in_file(self, config: EncoderConfig) -> list[str]:
         """The names of the layers that have weights, in the order of ours."""
         return [f"{self.layer}.{number}" for number in range(config.num_layers)]
+
+    def layer_names(
+        self,
+        config: EncoderConfig,
+        parts: Mapping[str, str | tuple[str, ...]],
+        layers: Sequence[str] = (),
+    ) -> Names:
+        """{palm_ds name: names in a file} of the layers, given those of the parts of each; `layers`
+        in place of `layers_in_file`."""
+        return {
+            f"backbone.layers.{i}.{ours}": tuple(
+                f"{layer}.{x}" for x in ((hf,) if isinstance(hf, str) else hf)
+            )
+            for i, layer in enumerate(layers or self.layers_in_file(config))
+            for ours, hf in parts.items()
+        }
 
     def constants(self, config: EncoderConfig) -> tuple[str, ...]:
         """Tensors in old files that such an encoder does not read."""
@@ -251,6 +267,17 @@ def usual_config_json(config: EncoderConfig) -> dict[str, Any]:
     }
 
 
+def head_names(
+    masked_lm: Mapping[str, str], *, own_dense: bool = False, answers: bool = True
+) -> Names:
+    """{palm_ds name: names in a file} of heads that most families have: the one of masked words,
+    whose parts are given, that of classes, which may have a dense layer of its own, and that of
+    `answers`."""
+    names: Names = {f"heads.{MASKED_WORDS}.{ours}": (hf,) for ours, hf in masked_lm.items()}
+    names[f"heads.{CLASSIFIER}.out"] = ("classifier.out_proj" if own_dense else "classifier",)
+    return {**names, f"heads.{QUESTION_ANSWERING}.out": ("qa_outputs",)} if answers else names
+
+
 def both_ends(stems: Names) -> Names:
     """Weight and bias for the name of a linear layer or LayerNorm; an embedding or a single bias as
     it is."""
@@ -283,8 +310,9 @@ def fold_task_into(
     output embeddings rise by the same number, which changes no probability."""
     if not (config.task_types and table):
         return dict(kept), config, {}
-    result = {name: entry for name, entry in kept.items() if name != TASKS}
-    result[table] = fold_task(kept[table], kept[TASKS], task_id)
+    name = f"backbone.{table}.weight"
+    result = {x: entry for x, entry in kept.items() if x != TASKS}
+    result[name] = fold_task(kept[name], kept[TASKS], task_id)
     return result, without_tasks(config), {}
 
 

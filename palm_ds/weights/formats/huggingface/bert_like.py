@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -12,14 +12,13 @@ from palm_ds.model.config.config import EncoderConfig
 from palm_ds.weights.formats.contents import TensorEntry
 from palm_ds.weights.formats.foreign_config import FOREIGN_KEYS, read_encoder_config
 from palm_ds.weights.formats.huggingface.architecture import (
-    CLASSIFIER,
     HEAD_CLASSES,
-    MASKED_WORDS,
     POSITIONS,
-    QUESTION_ANSWERING,
     Architecture,
     Entries,
     Names,
+    both_ends,
+    head_names,
     usual_config_json,
 )
 from palm_ds.weights.formats.huggingface.check_config import check_foreign_values
@@ -31,8 +30,8 @@ EMBEDDINGS = {
     "task.weight": "embeddings.task_type_embeddings.weight",
     "norm": "embeddings.LayerNorm",
 }
-QKV = tuple(f"attention.self.{part}" for part in ("query", "key", "value"))
 LAYER = {
+    "qkv": tuple(f"attention.self.{part}" for part in ("query", "key", "value")),
     "project": "attention.output.dense",
     "attention_norm": "attention.output.LayerNorm",
     "expand": "intermediate.dense",
@@ -51,38 +50,6 @@ ROBERTA_MASKED_LM = {
     "bias": "lm_head.bias",
     "decoder": "lm_head.decoder.weight",
 }
-RUN_KEYS: Mapping[str, type | None] = {
-    "layer_norm_eps": float,
-    "initializer_range": float,
-    "hidden_dropout_prob": float,
-    "attention_probs_dropout_prob": float,
-    "tie_word_embeddings": bool,
-    **dict.fromkeys(
-        (
-            "vocab_size",
-            "hidden_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "intermediate_size",
-            "hidden_act",
-            "max_position_embeddings",
-            "type_vocab_size",
-            "pad_token_id",
-        )
-    ),
-}
-"""Those of `Architecture.run_keys` that a config.json under BERT's keys has."""
-
-
-def lora_modules(qkv: tuple[str, ...], parts: Mapping[str, str]) -> dict[str, str]:
-    """`Architecture.lora_modules` of layers with these names of query, key and value, and of the
-    other parts."""
-    return {
-        **dict(zip(("query", "key", "value"), qkv, strict=True)),
-        "attention_output": parts["project"],
-        "intermediate": parts["expand"],
-        "output": parts["contract"],
-    }
 
 
 def tied_output(masked_lm: Mapping[str, str]) -> dict[str, str]:
@@ -96,53 +63,67 @@ class BertLike(Architecture):
 
     words = EMBEDDINGS["word.weight"]
     layer = "encoder.layer"
+    tables: ClassVar[Mapping[str, str]] = EMBEDDINGS
+    """{embedding or norm: its name in a file}"""
+    parts: ClassVar[Mapping[str, str | tuple[str, ...]]] = LAYER
+    """{part of a layer: its names in a layer of a file}"""
     classes = tuple(x for x in HEAD_CLASSES if x != "ForNextSentencePrediction")
-    run_keys: ClassVar[Mapping[str, type | None]] = RUN_KEYS
-    lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = lora_modules(QKV, LAYER)
+    run_keys = {
+        **dict.fromkeys(("layer_norm_eps", "initializer_range"), float),
+        **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), float),
+        "tie_word_embeddings": bool,
+        **dict.fromkeys(("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")),
+        **dict.fromkeys(("intermediate_size", "hidden_act", "max_position_embeddings")),
+        **dict.fromkeys(("type_vocab_size", "pad_token_id")),
+    }
+
+    def __init_subclass__(cls) -> None:
+        """What LoRA changes are parts of a layer, unless the class says otherwise."""
+        if "lora_modules" not in vars(cls):
+            cls.lora_modules = {
+                **dict(zip(("query", "key", "value"), cls.parts["qkv"], strict=True)),
+                "attention_output": cls.parts["project"],
+                "intermediate": cls.parts["expand"],
+                "output": cls.parts["contract"],
+            }
+
+    @staticmethod
+    def without(*tables: str) -> dict[str, str]:
+        """BERT's `tables` but for these."""
+        return {x: y for x, y in EMBEDDINGS.items() if x.removesuffix(".weight") not in tables}
+
+    def body_names(self, config: EncoderConfig) -> Names:
+        """`names` of embeddings and layers, without the ends of `both_ends`."""
+        tables: Names = {f"backbone.{ours}": (hf,) for ours, hf in self.tables.items()}
+        return tables | self.layer_names(config, self.parts)
+
+    def all_names(
+        self,
+        config: EncoderConfig,
+        further: Names,
+        masked_lm: Mapping[str, str],
+        *,
+        own_dense: bool = False,
+        heads: Names | None = None,
+    ) -> Names:
+        """`names`: of the body, `further` ones, of usual heads (`head_names`) and of `heads`."""
+        usual = head_names(masked_lm, own_dense=own_dense)
+        return both_ends({**self.body_names(config), **further, **usual, **(heads or {})})
+
+    def read_usual(
+        self, about: Mapping[str, Any], where: str, *, masked_lm_activation: str = "", **own: Any
+    ) -> EncoderConfig:
+        """The encoder that a config.json under BERT's keys describes, with its `own` values.
+        Raises UserError, starting with `where`. `masked_lm_activation`: see `Family`."""
+        check_foreign_values(about, where)
+        known = {x: y for x, y in about.items() if x in FOREIGN_KEYS and x != "model_type"}
+        activation = known.get("hidden_act", "gelu")
+        if masked_lm_activation and activation != masked_lm_activation:
+            own["head_activation"] = masked_lm_activation
+        return read_encoder_config({**known, **own, "kind": self.kind}, where)
 
     def config_json(self, config: EncoderConfig, kind: str) -> dict[str, Any]:
         return usual_config_json(config)
-
-
-def body_names(
-    layers: Sequence[str],
-    *,
-    embeddings: Mapping[str, str] = EMBEDDINGS,
-    qkv: tuple[str, ...] = QKV,
-    parts: Mapping[str, str] = LAYER,
-) -> Names:
-    """{palm_ds name: names in a file} of embeddings and layers, without the ends of
-    `architecture.both_ends`. `layers`: the names of the layers in the file."""
-    names: Names = {f"backbone.{ours}": (hf,) for ours, hf in embeddings.items()}
-    for i, layer in enumerate(layers):
-        names[f"backbone.layers.{i}.qkv"] = tuple(f"{layer}.{x}" for x in qkv)
-        for ours, hf in parts.items():
-            names[f"backbone.layers.{i}.{ours}"] = (f"{layer}.{hf}",)
-    return names
-
-
-def head_names(masked_lm: Mapping[str, str], classifier: str = "classifier") -> Names:
-    """{palm_ds name: names in a file} of heads that most families have: the one of masked words,
-    whose parts are given, that of classes, and that of answers."""
-    parts: Names = {f"heads.{MASKED_WORDS}.{ours}": (hf,) for ours, hf in masked_lm.items()}
-    return {
-        **parts,
-        f"heads.{CLASSIFIER}.out": (classifier,),
-        f"heads.{QUESTION_ANSWERING}.out": ("qa_outputs",),
-    }
-
-
-def read_usual(
-    about: Mapping[str, Any], kind: str, where: str, *, masked_lm_activation: str = "", **own: Any
-) -> EncoderConfig:
-    """The encoder `kind` that a config.json under BERT's keys describes, with its `own` values.
-    Raises UserError, starting with `where`. `masked_lm_activation`: see `Family`."""
-    check_foreign_values(about, where)
-    known = {x: y for x, y in about.items() if x in FOREIGN_KEYS and x != "model_type"}
-    activation = known.get("hidden_act", "gelu")
-    if masked_lm_activation and activation != masked_lm_activation:
-        own["head_activation"] = masked_lm_activation
-    return read_encoder_config({**known, **own, "kind": kind}, where)
 
 
 def moved_positions(

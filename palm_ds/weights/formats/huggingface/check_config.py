@@ -68,6 +68,15 @@ def check_values(values: Mapping[str, Any], checks: Mapping[str, Check], where: 
             raise UserError(f"{where}: {key}: expected {expected}, got {shown}")
 
 
+def read_values(
+    values: Mapping[str, Any], keys: Mapping[str, str], checks: Mapping[str, Check], where: str
+) -> dict[str, Any]:
+    """The values that are stated, under our names; `keys`: {key there: ours}. Raises UserError as
+    `check_values` does."""
+    check_values(values, checks, where)
+    return {ours: values[key] for key, ours in keys.items() if values.get(key) is not None}
+
+
 def check_only(values: Mapping[str, Any], only: Mapping[str, tuple[Any, ...]], where: str) -> None:
     """Raises UserError, with `where` and the key, for a value other than the ones that our encoder
     has, of keys that would change what it computes."""

@@ -4,34 +4,90 @@ earlier ones."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from palm_ds.common.config import shorten
 from palm_ds.common.errors import UserError
 from palm_ds.common.messages import printable
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import encoder_class
+from palm_ds.weights.formats.huggingface.architecture import (
+    Architecture,
+    Names,
+    both_ends,
+    head_names,
+    usual_config_json,
+)
 
-RUN_KEYS: Mapping[str, type | None] = {
-    **dict.fromkeys(("layer_norm_eps", "initializer_range"), float),
-    **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), float),
-    "tie_word_embeddings": bool,
-    **dict.fromkeys(("rope_parameters", "rope_scaling")),
-    "rope_theta": float,
-}
-"""Of families with BERT's keys and rotary positions: `Architecture.run_keys` beyond sizes."""
-ATTENTION_MODULES: Mapping[str, str | tuple[str, ...]] = {
+LLAMA_MODULES: Mapping[str, str | tuple[str, ...]] = {
     "query": "self_attn.q_proj",
     "key": "self_attn.k_proj",
     "value": "self_attn.v_proj",
     "attention_output": "self_attn.o_proj",
-}
-"""Transformers' names of a layer's attention in these families, as in Llama."""
-LLAMA_MODULES: Mapping[str, str | tuple[str, ...]] = {
-    **ATTENTION_MODULES,
     "intermediate": ("mlp.gate_proj", "mlp.up_proj"),
     "output": "mlp.down_proj",
 }
-"""The same with a gated feed-forward network."""
+"""`Architecture.lora_modules` of layers with Llama's names in transformers."""
 _SCALED = ("rope_parameters", "rope_scaling")
+
+
+class RotaryBert(Architecture):
+    """BERT with rotary positions. Files have the names of the hub, which transformers writes too;
+    the names of its modules, `native` ones, are read as well."""
+
+    words = "embeddings.word_embeddings.weight"
+    inputs = ("input_ids", "attention_mask", "token_type_ids")
+    classes = ("ForSequenceClassification", "ForTokenClassification")
+    run_keys = {
+        **dict.fromkeys(("layer_norm_eps", "initializer_range"), float),
+        **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), float),
+        "tie_word_embeddings": bool,
+        **dict.fromkeys(("rope_parameters", "rope_scaling")),
+        "rope_theta": float,
+    }
+    lora_layer = "layers"
+    lora_modules = LLAMA_MODULES
+    hub_norm: ClassVar[str] = "emb_ln"
+    """The norm of the embeddings in a file with the hub's names."""
+    hub_parts: ClassVar[Mapping[str, str | tuple[str, ...]]]
+    native_parts: ClassVar[Mapping[str, str | tuple[str, ...]]]
+
+    def all_names(
+        self,
+        config: EncoderConfig,
+        masked_lm: Mapping[str, str],
+        *,
+        native: bool,
+        pooler: str,
+        own_dense: bool = False,
+        answers: bool = False,
+    ) -> Names:
+        """`names`: with those of its modules if `native`, a pooler of this name, if it has one, and
+        heads (`head_names`)."""
+        layers = [f"layers.{i}" for i in range(config.num_layers)]
+        names: Names = {
+            "backbone.word.weight": (self.words,),
+            "backbone.segment.weight": ("embeddings.token_type_embeddings.weight",),
+            "backbone.norm": ("embeddings.LayerNorm" if native else self.hub_norm,),
+            **(
+                self.layer_names(config, self.native_parts, layers)
+                if native
+                else self.layer_names(config, self.hub_parts)
+            ),
+        }
+        if pooler:
+            names["backbone.pooler.dense"] = (pooler,)
+        heads = head_names(masked_lm, own_dense=own_dense, answers=answers)
+        return both_ends({**names, **heads})
+
+    def config_json(self, config: EncoderConfig, kind: str) -> dict[str, Any]:
+        base = encoder_class(config).options_of(config).rotary_base
+        return {**usual_config_json(config), "rope_parameters": default_rotary(base)}
+
+
+def default_rotary(base: float) -> dict[str, Any]:
+    """`rope_parameters` of positions that are not scaled."""
+    return {"rope_type": "default", "rope_theta": float(base)}
 
 
 def rotary_base(

@@ -46,24 +46,19 @@ class GraphPlan:
 
 
 def plan_graph(
-    contents: CheckpointContents,
-    heads: Sequence[str],
-    *,
-    opset: int,
-    task_id: int | None,
-    usual: int,
+    contents: CheckpointContents, heads: Sequence[str], *, opset: int, task_id: int | None
 ) -> GraphPlan:
     """Choose the heads and the outputs of a graph.
 
     `heads`: all but masked-LM heads if empty, or the only head. `task_id`: the row of the task
-    embedding of every head; None: of the tasks that they were trained for, `usual` for the vectors.
-    Raises UserError.
+    embedding of every head; None: of the tasks that they were trained for, of `export_task` for the
+    vectors. Raises UserError.
     """
     config = contents.config
     chosen = _chosen(contents, heads)
     embedding, notes = _embedding(contents)
-    ids = {name: _task_of(contents, name, task_id, usual) for name in chosen}
-    rows = {*ids.values()} or {usual if task_id is None else task_id}
+    ids = {name: _task_of(contents, name, task_id) for name in chosen}
+    rows = {*ids.values()} or {contents.task_id if task_id is None else task_id}
     several = len(chosen) > 1
     skipped = {
         name: "of a head that is not exported; --head names those that are"
@@ -140,10 +135,10 @@ def _reads(head: HeadInfo) -> str:
     return whole if head.pooled else TOKENS
 
 
-def _task_of(contents: CheckpointContents, head: str, task_id: int | None, usual: int) -> int:
+def _task_of(contents: CheckpointContents, head: str, task_id: int | None) -> int:
     if task_id is not None or not contents.config.task_types:
         return task_id or 0
-    return contents.task_ids.get(head, usual)
+    return contents.task_ids.get(head, contents.task_id)
 
 
 def _described(name: str, head: HeadInfo, *, several: bool, task_id: int) -> OnnxHead:

@@ -22,16 +22,9 @@ import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.weights.formats.contents import TensorEntry
+from palm_ds.weights.formats.paddle import variable_files
 from palm_ds.weights.formats.paddle.names import NAMING_SCHEMES, STATIC, combined_names
 from palm_ds.weights.formats.paddle.pdparams import read_pickle
-from palm_ds.weights.formats.paddle.variable_files import (
-    PALM_ARCHIVE,
-    StoredVariable,
-    is_variables,
-    read_archive,
-    read_combined,
-    read_folder,
-)
 from palm_ds.weights.formats.tensor_files import (
     SAFETENSORS,
     open_safetensors,
@@ -84,13 +77,13 @@ def check_alone(source: PaddleFiles, path: Path) -> None:
 def _of_file(path: Path) -> PaddleFiles | None:
     if not path.is_file():
         return None
-    if path.name == PALM_ARCHIVE:
+    if path.name == variable_files.PALM_ARCHIVE:
         return PaddleFiles("archive", path)
     if path.suffix == ".pdparams":
         return PaddleFiles("pickle", path)
     if path.suffix == ".safetensors":
-        return PaddleFiles("safetensors", path) if _in_paddles_way(path) else None
-    return PaddleFiles("combined", path) if is_variables(path) else None
+        return PaddleFiles("safetensors", path) if _nlp_names(open_safetensors(path)) else None
+    return PaddleFiles("combined", path) if variable_files.is_variables(path) else None
 
 
 def _of_folder(path: Path) -> PaddleFiles | None:
@@ -100,7 +93,7 @@ def _of_folder(path: Path) -> PaddleFiles | None:
     pickles = [name for name in _USUAL_PICKLES if name in names]
     pickles += sorted(name for name in names if name.endswith(".pdparams"))
     lone = sorted(name for name in names if name.endswith(".pdiparams"))
-    for name in (PALM_ARCHIVE, *_COMBINED, *lone, *pickles):
+    for name in (variable_files.PALM_ARCHIVE, *_COMBINED, *lone, *pickles):
         if name in names and (source := _of_file(path / name)):
             return source
     listed = f"{SAFETENSORS}.index.json"
@@ -113,10 +106,6 @@ def _of_folder(path: Path) -> PaddleFiles | None:
 
 def _has_variables(names: set[str]) -> bool:
     return any(name == STATIC.word or name.endswith("_" + STATIC.word) for name in names)
-
-
-def _in_paddles_way(path: Path) -> bool:
-    return _nlp_names(open_safetensors(path))
 
 
 def _nlp_names(names: Iterable[object]) -> bool:
@@ -142,18 +131,18 @@ def tensors(
         pickled = read_pickle(source.path)
         named, others = _by_known_names(pickled.tensors, pickled.parameter_names), pickled.others
     elif source.layout == "archive":
-        named = read_archive(source.path)
+        named = variable_files.read_archive(source.path)
     elif source.layout == "combined":
-        stored = read_combined(source.path)
+        stored = variable_files.read_combined(source.path)
         named = dict(zip(_combined(stored, source.path, values, names), stored, strict=True))
     else:
-        named = read_folder(source.path)
+        named = variable_files.read_folder(source.path)
     return {name: _entry(name, stored) for name, stored in named.items()}, others
 
 
 def _by_known_names(
-    variables: dict[str, StoredVariable], parameter_names: dict[str, str]
-) -> dict[str, StoredVariable]:
+    variables: dict[str, variable_files.StoredVariable], parameter_names: dict[str, str]
+) -> dict[str, variable_files.StoredVariable]:
     """Tensors by parameter name if a custom model gave them unknown structured names and the file
     has the table of both."""
     known = any(name.endswith(scheme.word) for name in variables for scheme in NAMING_SCHEMES)
@@ -162,7 +151,7 @@ def _by_known_names(
     return {parameter_names.get(name, name): stored for name, stored in variables.items()}
 
 
-def _entry(name: str, stored: StoredVariable) -> TensorEntry:
+def _entry(name: str, stored: variable_files.StoredVariable) -> TensorEntry:
     def read() -> torch.Tensor:
         if not stored.dtype.is_floating_point:
             raise UserError(
@@ -174,7 +163,10 @@ def _entry(name: str, stored: StoredVariable) -> TensorEntry:
 
 
 def _combined(
-    stored: Sequence[StoredVariable], path: Path, values: Mapping[str, Any], names: Sequence[str]
+    stored: Sequence[variable_files.StoredVariable],
+    path: Path,
+    values: Mapping[str, Any],
+    names: Sequence[str],
 ) -> list[str]:
     shapes = [one.shape for one in stored]
     if not names:

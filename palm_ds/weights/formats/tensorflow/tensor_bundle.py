@@ -13,7 +13,7 @@ The table consists of blocks. Each block, like each tensor, has a checksum (a ma
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial, reduce
 from pathlib import Path
@@ -77,7 +77,9 @@ def open_bundle(index: Path) -> Bundle:
     stored = [_stored(name, value, index) for name, value in _table(index)]
     for tensor in stored:
         _check_place(tensor, index)
-    check_total(index, sum(x.size for x in stored), _data_bytes({x.file for x in stored}))
+    files = {x.file for x in stored}
+    there = sum(file.stat().st_size for file in files if file.is_file())
+    check_total(index, sum(x.size for x in stored), there)
     readable = [tensor for tensor in stored if tensor.dtype is not None]
     return Bundle(
         entries={
@@ -103,10 +105,6 @@ def read_tensor(tensor: BundleEntry) -> torch.Tensor:
     if not data:
         return torch.empty(tensor.shape, dtype=tensor.dtype)
     return torch.frombuffer(data, dtype=tensor.dtype).reshape(tensor.shape)
-
-
-def _data_bytes(files: Iterable[Path]) -> int:
-    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 # ---- the table ----

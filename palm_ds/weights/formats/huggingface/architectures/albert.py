@@ -8,35 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.kinds.albert import Albert, AlbertOptions
 from palm_ds.weights.formats.contents import TensorEntry
-from palm_ds.weights.formats.huggingface.architecture import (
-    SEGMENTS,
-    SENTENCE_ORDER,
-    Entries,
-    Family,
-    Names,
-    both_ends,
-    usual_config_json,
-)
-from palm_ds.weights.formats.huggingface.bert_like import (
-    RUN_KEYS,
-    BertLike,
-    body_names,
-    head_names,
-    lora_modules,
-    read_usual,
-    tied_output,
-)
+from palm_ds.weights.formats.huggingface.architecture import SENTENCE_ORDER, Entries, Family, Names
+from palm_ds.weights.formats.huggingface.bert_like import BertLike, tied_output
 from palm_ds.weights.formats.huggingface.check_config import check_values, whole
 
-_QKV = ("attention.query", "attention.key", "attention.value")
 _LAYER = {
+    "qkv": ("attention.query", "attention.key", "attention.value"),
     "project": "attention.dense",
     "attention_norm": "attention.LayerNorm",
     "expand": "ffn",
@@ -74,25 +58,26 @@ class AlbertArchitecture(BertLike):
     """The architecture of `kind: albert`."""
 
     kind = "albert"
-    families: ClassVar[Mapping[str, Family]] = {
+    families = {
         "albert": Family(class_prefix="Albert", tensor_prefix="albert", pair_head=SENTENCE_ORDER)
     }
     layer = "encoder.albert_layer_groups"
-    task_table = SEGMENTS
-    tied: ClassVar[Mapping[str, str]] = tied_output(_MASKED_LM)
+    parts = _LAYER
+    task_table = "segment"
+    tied = tied_output(_MASKED_LM)
     heads = ("predictions", "sop_classifier", "classifier", "qa_outputs")
     masked_lm = ("predictions.",)
     buffers = ("embeddings.position_ids", "embeddings.token_type_ids")
     inputs = ("input_ids", "attention_mask", "token_type_ids")
-    run_keys: ClassVar[Mapping[str, type | None]] = {**RUN_KEYS, **dict.fromkeys(_OPTIONS)}
-    lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = lora_modules(_QKV, _LAYER)
+    run_keys = {**BertLike.run_keys, **dict.fromkeys(_OPTIONS)}
 
     def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
-        stems = body_names(self.layers_in_file(config), qkv=_QKV, parts=_LAYER)
-        stems["backbone.widen"] = ("encoder.embedding_hidden_mapping_in",)
-        stems["backbone.pooler.dense"] = ("pooler",)
-        stems[f"heads.{SENTENCE_ORDER}.out"] = ("sop_classifier.classifier",)
-        return both_ends({**stems, **head_names(_MASKED_LM)})
+        further: Names = {
+            "backbone.widen": ("encoder.embedding_hidden_mapping_in",),
+            "backbone.pooler.dense": ("pooler",),
+            f"heads.{SENTENCE_ORDER}.out": ("sop_classifier.classifier",),
+        }
+        return self.all_names(config, further, _MASKED_LM)
 
     def layers_in_file(self, config: EncoderConfig) -> list[str]:
         options: AlbertOptions = Albert.options_of(config)
@@ -109,13 +94,13 @@ class AlbertArchitecture(BertLike):
         check_values(about, _CHECKS, where)
         options = {ours: about[key] for key, ours in _OPTIONS.items() if key in about}
         options = {x: y for x, y in options.items() if y != _DEFAULTS[x]}
-        config = read_usual({**_CLASS_DEFAULTS, **about}, self.kind, where, options=options)
+        config = self.read_usual({**_CLASS_DEFAULTS, **about}, where, options=options)
         return replace(config, num_layers=config.num_layers * about.get(_OF_GROUP, 1))
 
     def config_json(self, config: EncoderConfig, kind: str) -> dict[str, Any]:
         options = asdict(Albert.options_of(config))
         return {
-            **usual_config_json(config),
+            **super().config_json(config, kind),
             **{key: options[ours] for key, ours in _OPTIONS.items()},
             "num_hidden_layers": config.num_layers // options["layers_per_group"],
         }

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
@@ -28,18 +28,13 @@ from palm_ds.weights.formats.huggingface.architecture import (
     Entries,
     Family,
     Names,
-    both_ends,
     fold_task,
-    usual_config_json,
     without_tasks,
 )
 from palm_ds.weights.formats.huggingface.bert_like import (
     MASKED_LM,
     ROBERTA_MASKED_LM,
-    RUN_KEYS,
     BertLike,
-    body_names,
-    head_names,
     moved_positions,
     tied_output,
 )
@@ -114,15 +109,15 @@ class BertArchitecture(BertLike):
     """The architecture of `kind: bert`."""
 
     kind = "bert"
-    families: ClassVar[Mapping[str, Family]] = _FAMILIES
+    families = _FAMILIES
     classes = tuple(HEAD_CLASSES)
-    tied: ClassVar[Mapping[str, str]] = tied_output(MASKED_LM) | tied_output(ROBERTA_MASKED_LM)
+    tied = tied_output(MASKED_LM) | tied_output(ROBERTA_MASKED_LM)
     heads = ("cls", "lm_head", "classifier", "qa_outputs")
     masked_lm = ("cls.predictions.", "lm_head.")
     buffers = ("embeddings.position_ids", "embeddings.token_type_ids")
     inputs = ("input_ids", "attention_mask", "token_type_ids", "task_type_ids")
-    run_keys: ClassVar[Mapping[str, type | None]] = {
-        **RUN_KEYS,
+    run_keys = {
+        **BertLike.run_keys,
         "use_task_id": bool,
         "is_decoder": bool,
         **dict.fromkeys(("task_type_vocab_size", "position_embedding_type")),
@@ -130,13 +125,12 @@ class BertArchitecture(BertLike):
 
     def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
         own_dense = layout == _OWN_DENSE
-        stems = body_names(self.layers_in_file(config))
-        stems["backbone.pooler.dense"] = ("classifier.dense" if own_dense else "pooler.dense",)
+        pooler = "classifier.dense" if own_dense else "pooler.dense"
+        further: Names = {"backbone.pooler.dense": (pooler,)}
         family = _FAMILIES[kind]
         if family.pair_head:
-            stems[f"heads.{NEXT_SENTENCE}.out"] = ("cls.seq_relationship",)
-        classifier = "classifier.out_proj" if own_dense else "classifier"
-        return both_ends({**stems, **head_names(family.masked_lm, classifier)})
+            further[f"heads.{NEXT_SENTENCE}.out"] = ("cls.seq_relationship",)
+        return self.all_names(config, further, family.masked_lm, own_dense=own_dense)
 
     def layout_of(self, kind: str, ending: str) -> str:
         own_dense = _FAMILIES[kind].classifier_dense and ending == "ForSequenceClassification"
@@ -151,7 +145,7 @@ class BertArchitecture(BertLike):
         return read_encoder_config(known, where)
 
     def config_json(self, config: EncoderConfig, kind: str) -> dict[str, Any]:
-        values = usual_config_json(config)
+        values = super().config_json(config, kind)
         if self.families[kind].task_embedding:
             values["use_task_id"] = bool(config.task_types)
             if config.task_types:

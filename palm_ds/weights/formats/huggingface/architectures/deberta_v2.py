@@ -10,46 +10,31 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
-from typing import Any, ClassVar
+from typing import Any
 
 from palm_ds.common.config import shorten
 from palm_ds.common.errors import UserError
 from palm_ds.common.messages import printable
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.kinds.deberta_v2 import DebertaV2, DebertaV2Options
-from palm_ds.weights.formats.huggingface.architecture import (
-    REPLACED_TOKENS,
-    WORDS,
-    Family,
-    Names,
-    both_ends,
-    usual_config_json,
-)
-from palm_ds.weights.formats.huggingface.bert_like import (
-    EMBEDDINGS,
-    LAYER,
-    MASKED_LM,
-    RUN_KEYS,
-    BertLike,
-    body_names,
-    head_names,
-    lora_modules,
-    read_usual,
-    tied_output,
-)
+from palm_ds.weights.formats.huggingface.architecture import REPLACED_TOKENS, Family, Names
+from palm_ds.weights.formats.huggingface.bert_like import MASKED_LM, BertLike, tied_output
 from palm_ds.weights.formats.huggingface.check_config import check_values, text, truth, whole
 
-_QKV = tuple(f"attention.self.{part}_proj" for part in ("query", "key", "value"))
+_LAYER = {
+    **BertLike.parts,
+    "qkv": tuple(f"attention.self.{part}_proj" for part in ("query", "key", "value")),
+}
 _OWN_MAPS = {f"distance_{x}": f"attention.self.pos_{x}_proj" for x in ("query", "key")}
 _MICROSOFTS = {
     "dense": "lm_predictions.lm_head.dense",
     "norm": "lm_predictions.lm_head.LayerNorm",
     "bias": "lm_predictions.lm_head.bias",
 }
-_DETECTION = {
-    "norm": "mask_predictions.LayerNorm",
-    "dense": "mask_predictions.dense",
-    "out": "mask_predictions.classifier",
+_DETECTION: Names = {
+    f"heads.{REPLACED_TOKENS}.norm": ("mask_predictions.LayerNorm",),
+    f"heads.{REPLACED_TOKENS}.dense": ("mask_predictions.dense",),
+    f"heads.{REPLACED_TOKENS}.out": ("mask_predictions.classifier",),
 }
 _LEGACY = "legacy"
 _TERMS = {"c2p": "content_to_position", "p2c": "position_to_content"}
@@ -83,49 +68,44 @@ _ONLY: dict[str, Any] = {
     "conv_groups": 1,
 }
 """Values that our encoder has, of keys that would change what it computes."""
-_POSITIONS = EMBEDDINGS["position.weight"]
+_POSITIONS = BertLike.tables["position.weight"]
 
 
 class DebertaV2Architecture(BertLike):
     """The architecture of `kind: deberta_v2`."""
 
     kind = "deberta_v2"
-    families: ClassVar[Mapping[str, Family]] = {
-        "deberta-v2": Family(class_prefix="DebertaV2", tensor_prefix="deberta")
-    }
-    task_table = WORDS
-    tied: ClassVar[Mapping[str, str]] = tied_output(MASKED_LM)
+    families = {"deberta-v2": Family(class_prefix="DebertaV2", tensor_prefix="deberta")}
+    tables = BertLike.without("task")
+    parts = _LAYER
+    task_table = "word"
+    tied = tied_output(MASKED_LM)
     heads = ("lm_predictions", "mask_predictions", "cls", "pooler", "classifier", "qa_outputs")
     detection_beside = True
     masked_lm = ("lm_predictions.", "cls.predictions.")
     buffers = ("embeddings.position_ids",)
     inputs = ("input_ids", "attention_mask", "token_type_ids")
-    run_keys: ClassVar[Mapping[str, type | None]] = {
-        **RUN_KEYS,
+    run_keys = {
+        **BertLike.run_keys,
         **dict.fromkeys(_CHECKS),
         **dict.fromkeys(("relative_attention", "position_biased_input", "share_att_key"), bool),
         "legacy": bool,
         "pos_att_type": None,
         "conv_groups": None,
     }
-    lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = lora_modules(_QKV, LAYER)
 
     def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
-        tables = {x: y for x, y in EMBEDDINGS.items() if x != "task.weight"}
-        stems = body_names(self.layers_in_file(config), embeddings=tables, qkv=_QKV, parts=LAYER)
-        stems["backbone.distance.weight"] = ("encoder.rel_embeddings.weight",)
-        stems["backbone.distance_norm"] = ("encoder.LayerNorm",)
-        for number, layer in enumerate(self.layers_in_file(config)):
-            for ours, its in _OWN_MAPS.items():
-                stems[f"backbone.layers.{number}.{ours}"] = (f"{layer}.{its}",)
-        stems["backbone.layers.0.convolution"] = ("encoder.conv.conv",)
-        stems["backbone.layers.0.convolution_norm"] = ("encoder.conv.LayerNorm",)
+        further: Names = {
+            "backbone.distance.weight": ("encoder.rel_embeddings.weight",),
+            "backbone.distance_norm": ("encoder.LayerNorm",),
+            **self.layer_names(config, _OWN_MAPS),
+            "backbone.layers.0.convolution": ("encoder.conv.conv",),
+            "backbone.layers.0.convolution_norm": ("encoder.conv.LayerNorm",),
+        }
         if layout != _NO_POOLER:
-            stems["backbone.pooler.dense"] = ("pooler.dense",)
-        stems |= head_names(MASKED_LM if layout == _LEGACY else _MICROSOFTS)
-        for ours, hf in _DETECTION.items():
-            stems[f"heads.{REPLACED_TOKENS}.{ours}"] = (hf,)
-        return both_ends(stems)
+            further["backbone.pooler.dense"] = ("pooler.dense",)
+        masked_lm = MASKED_LM if layout == _LEGACY else _MICROSOFTS
+        return self.all_names(config, further, masked_lm, heads=_DETECTION)
 
     def constants(self, config: EncoderConfig) -> tuple[str, ...]:
         read = DebertaV2.options_of(config).positions
@@ -144,7 +124,7 @@ class DebertaV2Architecture(BertLike):
         _check(values, where)
         options = {x: y for x, y in _options(values, where).items() if y != _DEFAULTS[x]}
         types = max(values.pop("type_vocab_size"), 1)
-        return read_usual(values, self.kind, where, token_types=types, options=options)
+        return self.read_usual(values, where, token_types=types, options=options)
 
     def config_json(self, config: EncoderConfig, kind: str) -> dict[str, Any]:
         options: DebertaV2Options = DebertaV2.options_of(config)
@@ -153,7 +133,7 @@ class DebertaV2Architecture(BertLike):
             "conv_act": options.convolution_activation,
         }
         return {
-            **usual_config_json(config),
+            **super().config_json(config, kind),
             **_ONLY,
             "pos_att_type": [x for x, ours in _TERMS.items() if getattr(options, ours)],
             "position_buckets": options.buckets or -1,

@@ -7,24 +7,11 @@ pooler of our encoder.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.weights.formats.huggingface.architecture import (
-    POSITIONS,
-    Family,
-    Names,
-    both_ends,
-    usual_config_json,
-)
-from palm_ds.weights.formats.huggingface.bert_like import (
-    EMBEDDINGS,
-    BertLike,
-    body_names,
-    head_names,
-    lora_modules,
-    read_usual,
-)
+from palm_ds.weights.formats.huggingface.architecture import Family, Names
+from palm_ds.weights.formats.huggingface.bert_like import BertLike
 from palm_ds.weights.formats.huggingface.check_config import (
     USUAL_CHECKS,
     check_values,
@@ -35,8 +22,8 @@ from palm_ds.weights.formats.huggingface.check_config import (
 
 _EPS = 1e-12
 """The eps of every norm, which config.json does not state."""
-_QKV = ("attention.q_lin", "attention.k_lin", "attention.v_lin")
 _LAYER = {
+    "qkv": ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
     "project": "attention.out_lin",
     "attention_norm": "sa_layer_norm",
     "expand": "ffn.lin1",
@@ -82,12 +69,12 @@ class DistilBertArchitecture(BertLike):
     """The architecture of `kind: distilbert`."""
 
     kind = "distilbert"
-    families: ClassVar[Mapping[str, Family]] = {
-        "distilbert": Family(class_prefix="DistilBert", tensor_prefix="distilbert")
-    }
+    families = {"distilbert": Family(class_prefix="DistilBert", tensor_prefix="distilbert")}
     layer = "transformer.layer"
-    task_table = POSITIONS
-    tied: ClassVar[Mapping[str, str]] = {_MASKED_LM["decoder"]: EMBEDDINGS["word.weight"]}
+    tables = BertLike.without("segment", "task")
+    parts = _LAYER
+    task_table = "position"
+    tied = {_MASKED_LM["decoder"]: BertLike.words}
     heads = (
         "vocab_transform",
         "vocab_layer_norm",
@@ -98,21 +85,15 @@ class DistilBertArchitecture(BertLike):
     )
     masked_lm = ("vocab_transform.", "vocab_layer_norm.", "vocab_projector.")
     buffers = ("embeddings.position_ids",)
-    run_keys: ClassVar[Mapping[str, type | None]] = {
+    run_keys = {
         **dict.fromkeys((*_KEYS, *_ALIASES, *_SAME)),
         **dict.fromkeys(("dropout", "attention_dropout", "initializer_range"), float),
         "tie_word_embeddings": bool,
     }
-    lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = lora_modules(_QKV, _LAYER)
 
     def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
-        tables = {x: y for x, y in EMBEDDINGS.items() if x not in ("segment.weight", "task.weight")}
-        stems = body_names(self.layers_in_file(config), embeddings=tables, qkv=_QKV, parts=_LAYER)
-        stems["backbone.pooler.dense"] = ("pre_classifier",)
-        stems |= head_names(_MASKED_LM)
-        if layout:
-            del stems["backbone.pooler.dense"]
-        return both_ends(stems)
+        further: Names = {} if layout else {"backbone.pooler.dense": ("pre_classifier",)}
+        return self.all_names(config, further, _MASKED_LM)
 
     def layout_of(self, kind: str, ending: str) -> str:
         """Only the classes for whole texts have a place for the pooler."""
@@ -127,10 +108,10 @@ class DistilBertArchitecture(BertLike):
         usual |= {alias: about[alias] for alias in _ALIASES if alias in about}
         same = {key: about[key] for key in _SAME if key in about}
         values = {**_CLASS_DEFAULTS, **same, **usual}
-        return read_usual(values, self.kind, where, layer_norm_eps=_EPS)
+        return self.read_usual(values, where, layer_norm_eps=_EPS)
 
     def config_json(self, config: EncoderConfig, kind: str) -> dict[str, Any]:
-        usual = usual_config_json(config)
+        usual = super().config_json(config, kind)
         return {
             **{key: usual[key] for key in _SAME},
             **{its: usual[key] for its, key in _KEYS.items()},

@@ -8,26 +8,12 @@ our encoder.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.kinds.bert import Electra
-from palm_ds.weights.formats.huggingface.architecture import (
-    REPLACED_TOKENS,
-    SEGMENTS,
-    Family,
-    Names,
-    both_ends,
-    usual_config_json,
-)
-from palm_ds.weights.formats.huggingface.bert_like import (
-    EMBEDDINGS,
-    RUN_KEYS,
-    BertLike,
-    body_names,
-    head_names,
-    read_usual,
-)
+from palm_ds.weights.formats.huggingface.architecture import REPLACED_TOKENS, Family, Names
+from palm_ds.weights.formats.huggingface.bert_like import BertLike
 from palm_ds.weights.formats.huggingface.check_config import check_only, check_values, whole
 
 _MASKED_LM = {
@@ -61,13 +47,13 @@ class ElectraArchitecture(BertLike):
     """The architecture of `kind: electra`."""
 
     kind = "electra"
-    families: ClassVar[Mapping[str, Family]] = {
+    families = {
         "electra": Family(
             class_prefix="Electra", tensor_prefix="electra", masked_lm_activation="gelu"
         )
     }
-    task_table = SEGMENTS
-    tied: ClassVar[Mapping[str, str]] = {_MASKED_LM["decoder"]: EMBEDDINGS["word.weight"]}
+    task_table = "segment"
+    tied = {_MASKED_LM["decoder"]: BertLike.words}
     heads = (
         "generator_predictions",
         "generator_lm_head",
@@ -80,8 +66,8 @@ class ElectraArchitecture(BertLike):
     masked_lm = ("generator_predictions.", "generator_lm_head.")
     buffers = ("embeddings.position_ids", "embeddings.token_type_ids")
     inputs = ("input_ids", "attention_mask", "token_type_ids")
-    run_keys: ClassVar[Mapping[str, type | None]] = {
-        **RUN_KEYS,
+    run_keys = {
+        **BertLike.run_keys,
         "embedding_size": None,
         "summary_type": None,
         "summary_activation": None,
@@ -89,16 +75,15 @@ class ElectraArchitecture(BertLike):
     }
 
     def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
-        stems = body_names(self.layers_in_file(config))
-        stems["backbone.widen"] = ("embeddings_project",)
-        head = f"heads.{REPLACED_TOKENS}"
-        stems[f"{head}.dense"] = ("discriminator_predictions.dense",)
-        stems[f"{head}.out"] = ("discriminator_predictions.dense_prediction",)
+        further: Names = {
+            "backbone.widen": ("embeddings_project",),
+            f"heads.{REPLACED_TOKENS}.dense": ("discriminator_predictions.dense",),
+            f"heads.{REPLACED_TOKENS}.out": ("discriminator_predictions.dense_prediction",),
+        }
         if layout:
-            stems["backbone.pooler.dense"] = (layout,)
+            further["backbone.pooler.dense"] = (layout,)
         own_dense = layout == _POOLERS["ForSequenceClassification"]
-        classifier = "classifier.out_proj" if own_dense else "classifier"
-        return both_ends({**stems, **head_names(_MASKED_LM, classifier)})
+        return self.all_names(config, further, _MASKED_LM, own_dense=own_dense)
 
     def layout_of(self, kind: str, ending: str) -> str:
         return _POOLERS.get(ending, "")
@@ -113,11 +98,11 @@ class ElectraArchitecture(BertLike):
         values = {**_CLASS_DEFAULTS, **about}
         size = values["embedding_size"]
         options = {} if size == values["hidden_size"] else {"embedding_size": size}
-        return read_usual(values, self.kind, where, masked_lm_activation="gelu", options=options)
+        return self.read_usual(values, where, masked_lm_activation="gelu", options=options)
 
     def config_json(self, config: EncoderConfig, kind: str) -> dict[str, Any]:
         return {
-            **usual_config_json(config),
+            **super().config_json(config, kind),
             "embedding_size": Electra.embedding_width(config),
             **{key: right[0] for key, right in _SUMMARY.items()},
         }

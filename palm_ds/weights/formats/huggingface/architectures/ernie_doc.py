@@ -8,20 +8,19 @@ ERNIE's static graph calls tasks.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.kinds.ernie_doc import ErnieDoc
 from palm_ds.weights.formats.huggingface.architecture import (
     CLASSIFIER,
     QUESTION_ANSWERING,
-    Architecture,
     Family,
     Names,
     both_ends,
     sizes_json,
 )
-from palm_ds.weights.formats.huggingface.bert_like import body_names, read_usual
+from palm_ds.weights.formats.huggingface.bert_like import BertLike
 from palm_ds.weights.formats.huggingface.check_config import check_only
 
 _TABLES = {
@@ -33,8 +32,8 @@ _TABLES = {
     "segment_norm": "embeddings.norms.2",
     "pooler.dense": "pooler.dense",
 }
-_QKV = ("attn.q_proj", "attn.k_proj", "attn.v_proj")
 _PARTS = {
+    "qkv": ("attn.q_proj", "attn.k_proj", "attn.v_proj"),
     "distance_map": "attn.r_proj",
     "type_map": "attn.t_proj",
     "project": "attn.out_proj",
@@ -43,15 +42,19 @@ _PARTS = {
     "contract": "ffn.linear2",
     "output_norm": "norm2",
 }
-_VECTORS = {"content_bias": "r_w_bias", "distance_bias": "r_r_bias", "type_bias": "r_t_bias"}
+_VECTORS = {
+    "content_bias": "attn.r_w_bias",
+    "distance_bias": "attn.r_r_bias",
+    "type_bias": "attn.r_t_bias",
+}
 _FIXED = {"cls_token_idx": -1, "normalize_before": False, "rel_pos_params_sharing": False}
 
 
-class ErnieDocArchitecture(Architecture):
+class ErnieDocArchitecture(BertLike):
     """The architecture of `kind: ernie_doc`."""
 
     kind = "ernie_doc"
-    families: ClassVar[Mapping[str, Family]] = {
+    families = {
         "ernie_doc": Family(
             class_prefix="ErnieDoc",
             tensor_prefix="ernie_doc",
@@ -62,27 +65,24 @@ class ErnieDocArchitecture(Architecture):
     }
     words = _TABLES["word.weight"]
     layer = "encoder.layers"
-    tied: ClassVar[Mapping[str, str]] = {}
+    tables = _TABLES
+    parts = _PARTS
+    tied = {}
     heads = ("linear",)
     masked_lm = ()
     classes = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
-    run_keys: ClassVar[Mapping[str, type | None]] = {}
+    run_keys = {}
+    lora_modules = {}
 
     def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
-        layers = self.layers_in_file(config)
-        stems = body_names(layers, embeddings=_TABLES, qkv=_QKV, parts=_PARTS)
+        stems = self.body_names(config)
         stems[f"heads.{CLASSIFIER}.out"] = stems[f"heads.{QUESTION_ANSWERING}.out"] = ("linear",)
-        vectors = {
-            f"backbone.layers.{number}.{ours}": (f"{layer}.attn.{its}",)
-            for number, layer in enumerate(layers)
-            for ours, its in _VECTORS.items()
-        }
-        return {**both_ends(stems), **vectors}
+        return both_ends(stems) | self.layer_names(config, _VECTORS)
 
     def read_config(self, about: Mapping[str, Any], where: str) -> EncoderConfig:
         check_only(about, {key: (value, None) for key, value in _FIXED.items()}, where)
         options = {"memory_length": about.get("memory_len", 128)}
-        return read_usual(about, self.kind, where, options=options)
+        return self.read_usual(about, where, options=options)
 
     def config_json(self, config: EncoderConfig, kind: str) -> dict[str, Any]:
         return {

@@ -9,28 +9,13 @@ or `none` is written as its ErnieGram.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.kinds.bert import ErnieGram, ErnieGramOptions
 from palm_ds.model.encoder.positions import GRAM_BUCKETS
-from palm_ds.weights.formats.huggingface.architecture import (
-    SEGMENTS,
-    Family,
-    Names,
-    both_ends,
-    usual_config_json,
-)
-from palm_ds.weights.formats.huggingface.bert_like import (
-    EMBEDDINGS,
-    MASKED_LM,
-    RUN_KEYS,
-    BertLike,
-    body_names,
-    head_names,
-    read_usual,
-    tied_output,
-)
+from palm_ds.weights.formats.huggingface.architecture import Family, Names
+from palm_ds.weights.formats.huggingface.bert_like import MASKED_LM, BertLike, tied_output
 from palm_ds.weights.formats.huggingface.check_config import check_only
 
 SIZE = "rel_pos_size"
@@ -41,7 +26,7 @@ class ErnieGramArchitecture(BertLike):
     """The architecture of `kind: ernie_gram`."""
 
     kind = "ernie_gram"
-    families: ClassVar[Mapping[str, Family]] = {
+    families = {
         "ernie_gram": Family(
             class_prefix="ErnieGram",
             tensor_prefix="ernie_gram",
@@ -50,28 +35,28 @@ class ErnieGramArchitecture(BertLike):
             paddle_eps=1e-5,
         )
     }
-    task_table = SEGMENTS
-    tied: ClassVar[Mapping[str, str]] = tied_output(MASKED_LM)
+    tables = BertLike.without("task")
+    task_table = "segment"
+    tied = tied_output(MASKED_LM)
     heads = ("cls", "classifier", "qa_outputs")
     masked_lm = ("cls.predictions.",)
-    run_keys: ClassVar[Mapping[str, type | None]] = {**RUN_KEYS, SIZE: None}
+    run_keys = {**BertLike.run_keys, SIZE: None}
 
     def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
-        tables = {x: y for x, y in EMBEDDINGS.items() if x != "task.weight"}
-        stems = body_names(self.layers_in_file(config), embeddings=tables)
+        further: Names = {}
         if ErnieGram.options_of(config).relative_positions != "none":
-            stems["backbone.relative_bias.weight"] = ("embeddings.rel_pos_embeddings.weight",)
-        stems["backbone.pooler.dense"] = ("pooler.dense",)
-        return both_ends({**stems, **head_names(MASKED_LM)})
+            further["backbone.relative_bias.weight"] = ("embeddings.rel_pos_embeddings.weight",)
+        further["backbone.pooler.dense"] = ("pooler.dense",)
+        return self.all_names(config, further, MASKED_LM)
 
     def read_config(self, about: Mapping[str, Any], where: str) -> EncoderConfig:
         check_only(about, {SIZE: (GRAM_BUCKETS, 0, None)}, where)
         kept = "kept" if about.get(SIZE) else "none"
-        return read_usual(about, self.kind, where, options={"relative_positions": kept})
+        return self.read_usual(about, where, options={"relative_positions": kept})
 
     def config_json(self, config: EncoderConfig, kind: str) -> dict[str, Any]:
         there = ErnieGram.options_of(config).relative_positions != "none"
-        return {**usual_config_json(config), **({SIZE: GRAM_BUCKETS} if there else {})}
+        return {**super().config_json(config, kind), **({SIZE: GRAM_BUCKETS} if there else {})}
 
     def family_of(self, config: EncoderConfig) -> str:
         options: ErnieGramOptions = ErnieGram.options_of(config)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
-from typing import Any, ClassVar
+from typing import Any
 
 from palm_ds.common.config import shorten
 from palm_ds.common.errors import UserError
@@ -18,7 +18,6 @@ from palm_ds.model.encoder.kinds.eurobert import EuroBert, EuroBertOptions
 from palm_ds.weights.formats.huggingface.architecture import (
     CLASSIFIER,
     MASKED_WORDS,
-    WORDS,
     Architecture,
     Family,
     Names,
@@ -29,21 +28,21 @@ from palm_ds.weights.formats.huggingface.check_config import (
     SHAPE_CHECKS,
     SHAPE_KEYS,
     above_0,
-    check_values,
     rate,
+    read_values,
     text,
     truth,
     whole,
 )
-from palm_ds.weights.formats.huggingface.rotary import LLAMA_MODULES, rotary_base
+from palm_ds.weights.formats.huggingface.rotary import LLAMA_MODULES, default_rotary, rotary_base
 
 _LAYER = {
-    "attention_norm": ("input_layernorm",),
-    "qkv": tuple(f"self_attn.{x}_proj" for x in "qkv"),
-    "project": ("self_attn.o_proj",),
-    "output_norm": ("post_attention_layernorm",),
-    "expand": ("mlp.gate_proj", "mlp.up_proj"),  # activated, multiplier
-    "contract": ("mlp.down_proj",),
+    "attention_norm.weight": "input_layernorm.weight",
+    "qkv.weight": tuple(f"self_attn.{x}_proj.weight" for x in "qkv"),
+    "project.weight": "self_attn.o_proj.weight",
+    "output_norm.weight": "post_attention_layernorm.weight",
+    "expand.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),  # activated, multiplier
+    "contract.weight": "mlp.down_proj.weight",
 }
 _KEYS = {
     **SHAPE_KEYS,
@@ -75,18 +74,16 @@ class EuroBertArchitecture(Architecture):
     """The architecture of `kind: eurobert`."""
 
     kind = "eurobert"
-    families: ClassVar[Mapping[str, Family]] = {
-        "eurobert": Family(class_prefix="EuroBert", tensor_prefix="model")
-    }
+    families = {"eurobert": Family(class_prefix="EuroBert", tensor_prefix="model")}
     words = "embed_tokens.weight"
     layer = "layers"
-    task_table = WORDS
-    tied: ClassVar[Mapping[str, str]] = {}
+    task_table = "word"
+    tied = {}
     heads = ("lm_head", "dense", "classifier")
     masked_lm = ("lm_head.",)
     classes = ("ForSequenceClassification", "ForTokenClassification")
     published_ids = ("bos_token_id", "eos_token_id")
-    run_keys: ClassVar[Mapping[str, type | None]] = {
+    run_keys = {
         **dict.fromkeys((*_CHECKS, "num_key_value_heads", "head_dim", "rope_parameters")),
         **dict.fromkeys(("rms_norm_eps", "initializer_range", "attention_dropout"), float),
         **dict.fromkeys(("attention_bias", "mlp_bias", "tie_word_embeddings"), bool),
@@ -95,17 +92,16 @@ class EuroBertArchitecture(Architecture):
     lora_modules = LLAMA_MODULES
 
     def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
-        names: Names = {"backbone.word.weight": (self.words,)}
-        for i in range(config.num_layers):
-            for ours, hf in _LAYER.items():
-                stems = tuple(f"{self.layer}.{i}.{x}.weight" for x in hf)
-                names[f"backbone.layers.{i}.{ours}.weight"] = stems
-        names["backbone.final_norm.weight"] = ("norm.weight",)
-        names[f"heads.{MASKED_WORDS}.decoder"] = ("lm_head.weight",)
-        heads: Names = {f"heads.{CLASSIFIER}.out": ("classifier",)}
+        names: Names = {
+            "backbone.word.weight": (self.words,),
+            **self.layer_names(config, _LAYER),
+            "backbone.final_norm.weight": ("norm.weight",),
+            f"heads.{MASKED_WORDS}.decoder": ("lm_head.weight",),
+            f"heads.{CLASSIFIER}.out": ("classifier",),
+        }
         if layout == _TEXTS:
-            heads["backbone.pooler.dense"] = ("dense",)
-        return names | both_ends(heads)
+            names["backbone.pooler.dense"] = ("dense",)
+        return both_ends(names)
 
     def layout_of(self, kind: str, ending: str) -> str:
         return _TEXTS if ending == "ForSequenceClassification" else ""
@@ -114,14 +110,13 @@ class EuroBertArchitecture(Architecture):
         return _TEXTS if "dense.weight" in names else ""
 
     def read_config(self, about: Mapping[str, Any], where: str) -> EncoderConfig:
-        check_values(about, _CHECKS, where)
+        own = read_values(about, _KEYS, _CHECKS, where)
         for key in ("attention_bias", "mlp_bias"):
             if about.get(key):
                 raise UserError(f"{where}: {key}: must be false here, got true")
         named = about.get("architectures") or [""]
         if about.get("tie_word_embeddings") and named[0].endswith("ForMaskedLM"):
             raise UserError(f"{where}: tie_word_embeddings: must be false here, got true")
-        own = {ours: about[key] for key, ours in _KEYS.items() if about.get(key) is not None}
         if "pad_token_id" in about:
             own.setdefault("pad", 0)  # of null: any token, since padding is not attended to
         values = {**EuroBert.defaults, **_CLASS_DEFAULTS, **own, "kind": self.kind}
@@ -150,10 +145,7 @@ class EuroBertArchitecture(Architecture):
             "mlp_bias": False,
             "classifier_pooling": written[options.text_pooling],
             "rope_theta": float(options.rotary_base),
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": float(options.rotary_base),
-            },
+            "rope_parameters": default_rotary(options.rotary_base),
             "pad_token_id": config.pad,
             "tie_word_embeddings": False,
         }

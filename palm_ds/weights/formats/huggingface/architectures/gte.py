@@ -9,46 +9,36 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.kinds.rotary_bert import Gte, GteOptions
 from palm_ds.weights.formats.contents import TensorEntry
-from palm_ds.weights.formats.huggingface.architecture import (
-    CLASSIFIER,
-    MASKED_WORDS,
-    Architecture,
-    Entries,
-    Family,
-    Names,
-    both_ends,
-    fold_task_into,
-    usual_config_json,
-)
+from palm_ds.weights.formats.huggingface.architecture import Entries, Family, Names, fold_task_into
 from palm_ds.weights.formats.huggingface.check_config import (
     USUAL_CHECKS,
     USUAL_KEYS,
     check_only,
-    check_values,
+    read_values,
     whole,
 )
-from palm_ds.weights.formats.huggingface.rotary import LLAMA_MODULES, RUN_KEYS, scaled_rotary
+from palm_ds.weights.formats.huggingface.rotary import RotaryBert, scaled_rotary
 
 _HUB = {
-    "qkv": ("attention.qkv_proj",),
-    "project": ("attention.o_proj",),
-    "attention_norm": ("attn_ln",),
-    "expand.weight": ("mlp.up_gate_proj.weight",),  # multiplier, activated
-    "contract": ("mlp.down_proj",),
-    "output_norm": ("mlp_ln",),
+    "qkv": "attention.qkv_proj",
+    "project": "attention.o_proj",
+    "attention_norm": "attn_ln",
+    "expand.weight": "mlp.up_gate_proj.weight",  # multiplier, activated
+    "contract": "mlp.down_proj",
+    "output_norm": "mlp_ln",
 }
 _NATIVE = {
     "qkv": tuple(f"self_attn.{x}_proj" for x in "qkv"),
-    "project": ("self_attn.o_proj",),
-    "attention_norm": ("post_attention_layernorm",),
+    "project": "self_attn.o_proj",
+    "attention_norm": "post_attention_layernorm",
     "expand.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),  # activated, multiplier
-    "contract": ("mlp.down_proj",),
-    "output_norm": ("post_mlp_layernorm",),
+    "contract": "mlp.down_proj",
+    "output_norm": "post_mlp_layernorm",
 }
 _STACKED_GATE = ".up_gate_proj."
 _NATIVE_NAMES, _NO_POOLER = "native", "no pooler"
@@ -65,50 +55,34 @@ _ONLY: dict[str, tuple[Any, ...]] = {
 _DEFAULTS = {"vocab_size": 250_048, "pad": 1}
 
 
-class GteArchitecture(Architecture):
+class GteArchitecture(RotaryBert):
     """The architecture of `kind: gte`."""
 
     kind = "gte"
-    families: ClassVar[Mapping[str, Family]] = {
+    families = {
         "gte": Family(class_prefix="Gte", tensor_prefix="gte", masked_lm_activation="gelu"),
         "new": Family(class_prefix="New", tensor_prefix="new", masked_lm_activation="gelu"),
     }
-    words = "embeddings.word_embeddings.weight"
     layer = "encoder.layer"
+    hub_norm = "embeddings.LayerNorm"
+    hub_parts = _HUB
+    native_parts = _NATIVE
     other_prefixes = ("new.", "gte.")
-    tied: ClassVar[Mapping[str, str]] = {"lm_head.decoder.weight": words}
+    tied = {"lm_head.decoder.weight": RotaryBert.words}
     heads = ("lm_head", "classifier")
     masked_lm = ("lm_head.",)
-    inputs = ("input_ids", "attention_mask", "token_type_ids")
-    classes = ("ForSequenceClassification", "ForTokenClassification")
-    run_keys: ClassVar[Mapping[str, type | None]] = {
-        **dict.fromkeys(_CHECKS),
-        **RUN_KEYS,
-    }
-
-    lora_layer = "layers"
-    lora_modules = LLAMA_MODULES
+    run_keys = {**dict.fromkeys(_CHECKS), **RotaryBert.run_keys}
 
     def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
         native = layout == _NATIVE_NAMES
-        stems: Names = {
-            "backbone.word.weight": (self.words,),
-            "backbone.segment.weight": ("embeddings.token_type_embeddings.weight",),
-            "backbone.norm": ("embeddings.LayerNorm",),
+        masked_lm = {
+            "dense": "lm_head.dense",
+            "norm": "lm_head.layer_norm" if native else "lm_head.norm",
+            "bias": "lm_head.decoder.bias",
+            "decoder": "lm_head.decoder.weight",
         }
-        prefix = "layers" if native else self.layer
-        for i in range(config.num_layers):
-            for ours, hf in (_NATIVE if native else _HUB).items():
-                stems[f"backbone.layers.{i}.{ours}"] = tuple(f"{prefix}.{i}.{x}" for x in hf)
-        if layout != _NO_POOLER:
-            stems["backbone.pooler.dense"] = ("pooler.dense",)
-        norm = "layer_norm" if native else "norm"
-        for ours, hf in (("dense", "dense"), ("norm", norm)):
-            stems[f"heads.{MASKED_WORDS}.{ours}"] = (f"lm_head.{hf}",)
-        stems[f"heads.{MASKED_WORDS}.bias"] = ("lm_head.decoder.bias",)
-        stems[f"heads.{MASKED_WORDS}.decoder"] = ("lm_head.decoder.weight",)
-        stems[f"heads.{CLASSIFIER}.out"] = ("classifier",)
-        return both_ends(stems)
+        pooler = "" if layout == _NO_POOLER else "pooler.dense"
+        return self.all_names(config, masked_lm, native=native, pooler=pooler)
 
     def layout_of(self, kind: str, ending: str) -> str:
         return "" if ending == "ForSequenceClassification" else _NO_POOLER
@@ -123,9 +97,8 @@ class GteArchitecture(Architecture):
         }
 
     def read_config(self, about: Mapping[str, Any], where: str) -> EncoderConfig:
-        check_values(about, _CHECKS, where)
+        own = read_values(about, USUAL_KEYS, _CHECKS, where)
         check_only(about, _ONLY, where)
-        own = {ours: about[key] for key, ours in USUAL_KEYS.items() if about.get(key) is not None}
         types = own.get("token_types", 1)
         values = {**Gte.defaults, **_DEFAULTS, **own, "kind": self.kind}
         values["token_types"] = max(types, 1)
@@ -144,11 +117,11 @@ class GteArchitecture(Architecture):
 
     def config_json(self, config: EncoderConfig, kind: str) -> dict[str, Any]:
         options: GteOptions = Gte.options_of(config)
-        rotary: dict[str, Any] = {"rope_type": "default", "rope_theta": float(options.rotary_base)}
+        about = super().config_json(config, kind)
         if options.rotary_factor != 1:
-            rotary |= {"rope_type": "linear", "factor": float(options.rotary_factor)}
-        types = config.token_types if options.token_types else 0
-        return {**usual_config_json(config), "type_vocab_size": types, "rope_parameters": rotary}
+            scaling = {"rope_type": "linear", "factor": float(options.rotary_factor)}
+            about["rope_parameters"] |= scaling
+        return {**about, "type_vocab_size": config.token_types if options.token_types else 0}
 
     def check_family(self, kind: str, config: EncoderConfig) -> str:
         if kind == "new":
@@ -165,7 +138,7 @@ class GteArchitecture(Architecture):
     ) -> tuple[Entries, EncoderConfig, dict[str, str]]:
         swapped = {name: _swapped(y) if ".expand." in name else y for name, y in kept.items()}
         table = "segment" if Gte.has_token_types(config) else "word"
-        return fold_task_into(swapped, config, task_id, f"backbone.{table}.weight")
+        return fold_task_into(swapped, config, task_id, table)
 
 
 def _swapped(entry: TensorEntry) -> TensorEntry:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
-from typing import Any, ClassVar
+from typing import Any
 
 from palm_ds.common.config import shorten
 from palm_ds.common.errors import UserError
@@ -25,7 +25,6 @@ from palm_ds.weights.formats.huggingface.architecture import (
     HEAD_CLASSES,
     MASKED_WORDS,
     QUESTION_ANSWERING,
-    WORDS,
     Architecture,
     Family,
     Names,
@@ -36,8 +35,8 @@ from palm_ds.weights.formats.huggingface.check_config import (
     SHAPE_KEYS,
     above_0,
     check_only,
-    check_values,
     rate,
+    read_values,
     text,
     truth,
     whole,
@@ -45,12 +44,12 @@ from palm_ds.weights.formats.huggingface.check_config import (
 from palm_ds.weights.formats.huggingface.rotary import rotary_base
 
 _LAYER = {
-    "attention_norm": "attn_norm",
-    "qkv": "attn.Wqkv",
-    "project": "attn.Wo",
-    "output_norm": "mlp_norm",
-    "expand": "mlp.Wi",
-    "contract": "mlp.Wo",
+    "attention_norm.weight": "attn_norm.weight",
+    "qkv.weight": "attn.Wqkv.weight",
+    "project.weight": "attn.Wo.weight",
+    "output_norm.weight": "mlp_norm.weight",
+    "expand.weight": "mlp.Wi.weight",
+    "contract.weight": "mlp.Wo.weight",
 }
 _WHOLE, _LOCAL = "full_attention", "sliding_attention"
 _DEFAULTS = ModernBertOptions()
@@ -98,16 +97,16 @@ class ModernBertArchitecture(Architecture):
     """The architecture of `kind: modernbert`."""
 
     kind = "modernbert"
-    families: ClassVar[Mapping[str, Family]] = {
+    families = {
         "modernbert": Family(
             class_prefix="ModernBert", tensor_prefix="model", states_head_activation=True
         )
     }
     words = "embeddings.tok_embeddings.weight"
     layer = "layers"
-    task_table = WORDS
-    tied: ClassVar[Mapping[str, str]] = {"decoder.weight": words}
-    shared: ClassVar[Mapping[str, str]] = {
+    task_table = "word"
+    tied = {"decoder.weight": words}
+    shared = {
         f"backbone.pooler.{part}.weight": f"heads.{MASKED_WORDS}.{part}.weight"
         for part in ("dense", "norm")
     }
@@ -116,7 +115,7 @@ class ModernBertArchitecture(Architecture):
     masked_lm = ("head.", "decoder.")
     merged_dropouts = ("mlp_dropout",)
     published_ids = ("bos_token_id", "cls_token_id", "eos_token_id", "sep_token_id")
-    run_keys: ClassVar[Mapping[str, type | None]] = {
+    run_keys = {
         **dict.fromkeys(_CHECKS),
         **dict.fromkeys(("norm_eps", "initializer_range"), float),
         **dict.fromkeys(("embedding_dropout", "attention_dropout", "mlp_dropout"), float),
@@ -124,8 +123,7 @@ class ModernBertArchitecture(Architecture):
         **dict.fromkeys(("global_rope_theta", "local_rope_theta"), float),
         **dict.fromkeys(("layer_types", "rope_parameters")),
     }
-
-    lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = {
+    lora_modules = {
         **dict.fromkeys(("query", "key", "value"), "attn.Wqkv"),
         "attention_output": "attn.Wo",
         "intermediate": "mlp.Wi",
@@ -133,13 +131,12 @@ class ModernBertArchitecture(Architecture):
     }
 
     def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
-        names: Names = {"backbone.word.weight": (self.words,)}
-        names["backbone.norm.weight"] = ("embeddings.norm.weight",)
-        for i in range(config.num_layers):
-            for ours, hf in _LAYER.items():
-                name = f"{self.layer}.{i}.{hf}.weight"
-                names[f"backbone.layers.{i}.{ours}.weight"] = (name,)
-        names["backbone.final_norm.weight"] = ("final_norm.weight",)
+        names: Names = {
+            "backbone.word.weight": (self.words,),
+            "backbone.norm.weight": ("embeddings.norm.weight",),
+            **self.layer_names(config, _LAYER),
+            "backbone.final_norm.weight": ("final_norm.weight",),
+        }
         if not layout:
             names[f"heads.{MASKED_WORDS}.dense.weight"] = ("head.dense.weight",)
             names[f"heads.{MASKED_WORDS}.norm.weight"] = ("head.norm.weight",)
@@ -166,17 +163,17 @@ class ModernBertArchitecture(Architecture):
         return QUESTION_ANSWERING if asks else CLASSIFIER
 
     def read_config(self, about: Mapping[str, Any], where: str) -> EncoderConfig:
-        check_values(about, _CHECKS, where)
+        own = read_values(about, _KEYS, _CHECKS, where)
         for key, value in _ONLY.items():
             if about.get(key, value) != value:
                 raise UserError(f"{where}: {key}: must be {value} here, got {about[key]!r}")
-        own = {ours: about[key] for key, ours in _KEYS.items() if about.get(key) is not None}
         if "pad_token_id" in about:
             own.setdefault("pad", 0)  # of null: any token, since padding is not attended to
         head = about.get("classifier_activation", "gelu")
         if head != own.get("activation", "gelu"):
             own["head_activation"] = head
-        options = {key: x for key, x in _options(about, where).items() if x != _default(key)}
+        usual = asdict(_DEFAULTS)
+        options = {key: x for key, x in _options(about, where).items() if x != usual[key]}
         defaults = {**ModernBert.defaults, **_CLASS_DEFAULTS}
         return EncoderConfig.from_dict(
             {**defaults, **own, "kind": self.kind, "options": options}, where
@@ -206,10 +203,6 @@ class ModernBertArchitecture(Architecture):
             "tie_word_embeddings": config.tie_word_embeddings,
             **_ONLY,
         }
-
-
-def _default(key: str) -> Any:
-    return asdict(_DEFAULTS)[key]
 
 
 def _options(about: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -6,34 +6,17 @@ A text classifier has its own linear map in place of the pooler, as RoBERTa's.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.kinds.bert import MPNet
-from palm_ds.weights.formats.huggingface.architecture import (
-    POSITIONS,
-    Family,
-    Names,
-    both_ends,
-    usual_config_json,
-)
-from palm_ds.weights.formats.huggingface.bert_like import (
-    EMBEDDINGS,
-    LAYER,
-    ROBERTA_MASKED_LM,
-    RUN_KEYS,
-    BertLike,
-    body_names,
-    head_names,
-    lora_modules,
-    read_usual,
-    tied_output,
-)
+from palm_ds.weights.formats.huggingface.architecture import Family, Names
+from palm_ds.weights.formats.huggingface.bert_like import ROBERTA_MASKED_LM, BertLike, tied_output
 from palm_ds.weights.formats.huggingface.check_config import check_only
 
-_QKV = ("attention.attn.q", "attention.attn.k", "attention.attn.v")
 _LAYER = {
-    **LAYER,
+    **BertLike.parts,
+    "qkv": ("attention.attn.q", "attention.attn.k", "attention.attn.v"),
     "project": "attention.attn.o",
     "attention_norm": "attention.LayerNorm",
 }
@@ -50,26 +33,27 @@ class MPNetArchitecture(BertLike):
     """The architecture of `kind: mpnet`."""
 
     kind = "mpnet"
-    families: ClassVar[Mapping[str, Family]] = {
+    families = {
         "mpnet": Family(class_prefix="MPNet", tensor_prefix="mpnet", masked_lm_activation="gelu")
     }
-    task_table = POSITIONS
-    tied: ClassVar[Mapping[str, str]] = tied_output(ROBERTA_MASKED_LM)
+    tables = BertLike.without("segment", "task")
+    parts = _LAYER
+    task_table = "position"
+    tied = tied_output(ROBERTA_MASKED_LM)
     heads = ("lm_head", "classifier", "qa_outputs")
     masked_lm = ("lm_head.",)
     buffers = ("embeddings.position_ids",)
-    run_keys: ClassVar[Mapping[str, type | None]] = {**RUN_KEYS, _BUCKETS: None}
-    lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = lora_modules(_QKV, _LAYER)
+    run_keys = {**BertLike.run_keys, _BUCKETS: None}
 
     def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
-        tables = {x: y for x, y in EMBEDDINGS.items() if x not in ("segment.weight", "task.weight")}
-        stems = body_names(self.layers_in_file(config), embeddings=tables, qkv=_QKV, parts=_LAYER)
-        stems["backbone.relative_bias.weight"] = ("encoder.relative_attention_bias.weight",)
+        further: Names = {
+            "backbone.relative_bias.weight": ("encoder.relative_attention_bias.weight",)
+        }
         own_dense = layout == _OWN_DENSE
         if layout != _NO_POOLER:
-            stems["backbone.pooler.dense"] = ("classifier.dense" if own_dense else "pooler.dense",)
-        classifier = "classifier.out_proj" if own_dense else "classifier"
-        return both_ends({**stems, **head_names(ROBERTA_MASKED_LM, classifier)})
+            pooler = "classifier.dense" if own_dense else "pooler.dense"
+            further["backbone.pooler.dense"] = (pooler,)
+        return self.all_names(config, further, ROBERTA_MASKED_LM, own_dense=own_dense)
 
     def layout_of(self, kind: str, ending: str) -> str:
         if ending == "ForSequenceClassification":
@@ -82,16 +66,10 @@ class MPNetArchitecture(BertLike):
     def read_config(self, about: Mapping[str, Any], where: str) -> EncoderConfig:
         check_only(about, {_BUCKETS: (_USUAL_BUCKETS,), "pad_token_id": (_PAD, None)}, where)
         values = {**_CLASS_DEFAULTS, **about}
-        return read_usual(
-            values,
-            self.kind,
-            where,
-            masked_lm_activation="gelu",
-            position_offset=_OFFSET,
-        )
+        return self.read_usual(values, where, masked_lm_activation="gelu", position_offset=_OFFSET)
 
     def config_json(self, config: EncoderConfig, kind: str) -> dict[str, Any]:
-        usual = usual_config_json(config)
+        usual = super().config_json(config, kind)
         del usual["type_vocab_size"]
         return {**usual, _BUCKETS: _USUAL_BUCKETS}
 

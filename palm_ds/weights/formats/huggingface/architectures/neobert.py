@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.kinds.neobert import NeoBert, NeoBertOptions
@@ -17,7 +17,6 @@ from palm_ds.weights.formats.contents import TensorEntry
 from palm_ds.weights.formats.huggingface.architecture import (
     CLASSIFIER,
     MASKED_WORDS,
-    WORDS,
     Architecture,
     Entries,
     Family,
@@ -29,20 +28,21 @@ from palm_ds.weights.formats.huggingface.check_config import (
     SHAPE_CHECKS,
     above_0,
     check_only,
-    check_values,
     rate,
+    read_values,
     truth,
     whole,
 )
 
 _LAYER = {
-    "attention_norm": ("attention_norm",),
-    "qkv": ("qkv",),
-    "project": ("wo",),
-    "output_norm": ("ffn_norm",),
-    "expand": ("ffn.w12",),
-    "contract": ("ffn.w3",),
+    "attention_norm.weight": "attention_norm.weight",
+    "qkv.weight": "qkv.weight",
+    "project.weight": "wo.weight",
+    "output_norm.weight": "ffn_norm.weight",
+    "expand.weight": "ffn.w12.weight",
+    "contract.weight": "ffn.w3.weight",
 }
+_UNPACKED_LAYER = {**_LAYER, "expand.weight": ("ffn.w1.weight", "ffn.w2.weight")}
 _UNPACKED = "unpacked"
 """The layout of files whose gated matrix is two."""
 _MASKED_LM = "masked LM"
@@ -86,7 +86,7 @@ class NeoBertArchitecture(Architecture):
     """The architecture of `kind: neobert`."""
 
     kind = "neobert"
-    families: ClassVar[Mapping[str, Family]] = {
+    families = {
         "neobert": Family(
             class_prefix="NeoBERT",
             tensor_prefix="model",
@@ -95,29 +95,27 @@ class NeoBertArchitecture(Architecture):
     }
     words = "encoder.weight"
     layer = "transformer_encoder"
-    task_table = WORDS
-    tied: ClassVar[Mapping[str, str]] = {}
+    task_table = "word"
+    tied = {}
     heads = ("decoder", "dense", "classifier")
     masked_lm = ("decoder.",)
     buffers = ("freqs_cis",)
     classes = ("ForSequenceClassification",)
-    run_keys: ClassVar[Mapping[str, type | None]] = {}
+    run_keys = {}
 
     def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
-        names: Names = {"backbone.word.weight": (self.words,)}
-        for i in range(config.num_layers):
-            for ours, hf in _LAYER.items():
-                if ours == "expand" and layout == _UNPACKED:
-                    hf = ("ffn.w1", "ffn.w2")
-                stems = tuple(f"{self.layer}.{i}.{x}.weight" for x in hf)
-                names[f"backbone.layers.{i}.{ours}.weight"] = stems
-        names["backbone.final_norm.weight"] = ("layer_norm.weight",)
-        names[f"heads.{MASKED_WORDS}.decoder"] = ("decoder.weight",)
-        names[f"heads.{MASKED_WORDS}.bias"] = ("decoder.bias",)
-        heads: Names = {f"heads.{CLASSIFIER}.out": ("classifier",)}
+        parts = _UNPACKED_LAYER if layout == _UNPACKED else _LAYER
+        names: Names = {
+            "backbone.word.weight": (self.words,),
+            **self.layer_names(config, parts),
+            "backbone.final_norm.weight": ("layer_norm.weight",),
+            f"heads.{MASKED_WORDS}.decoder": ("decoder.weight",),
+            f"heads.{MASKED_WORDS}.bias": ("decoder.bias",),
+            f"heads.{CLASSIFIER}.out": ("classifier",),
+        }
         if layout != _MASKED_LM:
-            heads["backbone.pooler.dense"] = ("dense",)
-        return names | both_ends(heads)
+            names["backbone.pooler.dense"] = ("dense",)
+        return both_ends(names)
 
     def layout_of(self, kind: str, ending: str) -> str:
         return "" if ending == "ForSequenceClassification" else _MASKED_LM
@@ -129,9 +127,8 @@ class NeoBertArchitecture(Architecture):
         return _with_rows(entries, (config.num_heads, 3, -1), "rows by query, key and value")
 
     def read_config(self, about: Mapping[str, Any], where: str) -> EncoderConfig:
-        check_values(about, _CHECKS, where)
+        own = read_values(about, _KEYS, _CHECKS, where)
         check_only(about, _ONLY, where)
-        own = {ours: about[key] for key, ours in _KEYS.items() if about.get(key) is not None}
         inner = 2 * about.get("intermediate_size", 3072) // 3
         own["intermediate_size"] = _MULTIPLE * -(-inner // _MULTIPLE)
         values = {**NeoBert.defaults, **_CLASS_DEFAULTS, **own, "kind": self.kind}

@@ -8,20 +8,11 @@ config.json: `n_embd`, ... of the hub's code, and `hidden_size`, ... of transfor
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.kinds.rotary_bert import NomicBert, NomicBertOptions
-from palm_ds.weights.formats.huggingface.architecture import (
-    CLASSIFIER,
-    MASKED_WORDS,
-    SEGMENTS,
-    Architecture,
-    Family,
-    Names,
-    both_ends,
-    usual_config_json,
-)
+from palm_ds.weights.formats.huggingface.architecture import Family, Names
 from palm_ds.weights.formats.huggingface.bert_like import tied_output
 from palm_ds.weights.formats.huggingface.check_config import (
     above_0,
@@ -32,23 +23,23 @@ from palm_ds.weights.formats.huggingface.check_config import (
     truth,
     whole,
 )
-from palm_ds.weights.formats.huggingface.rotary import LLAMA_MODULES, RUN_KEYS, rotary_base
+from palm_ds.weights.formats.huggingface.rotary import RotaryBert, rotary_base
 
 _HUB = {
-    "qkv.weight": ("attn.Wqkv.weight",),
-    "project.weight": ("attn.out_proj.weight",),
-    "attention_norm": ("norm1",),
+    "qkv.weight": "attn.Wqkv.weight",
+    "project.weight": "attn.out_proj.weight",
+    "attention_norm": "norm1",
     "expand.weight": ("mlp.fc12.weight", "mlp.fc11.weight"),  # activated, multiplier
-    "contract.weight": ("mlp.fc2.weight",),
-    "output_norm": ("norm2",),
+    "contract.weight": "mlp.fc2.weight",
+    "output_norm": "norm2",
 }
 _NATIVE = {
     "qkv.weight": tuple(f"self_attn.{x}_proj.weight" for x in "qkv"),
-    "project.weight": ("self_attn.o_proj.weight",),
-    "attention_norm": ("post_attention_layernorm",),
+    "project.weight": "self_attn.o_proj.weight",
+    "attention_norm": "post_attention_layernorm",
     "expand.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
-    "contract.weight": ("mlp.down_proj.weight",),
-    "output_norm": ("post_mlp_layernorm",),
+    "contract.weight": "mlp.down_proj.weight",
+    "output_norm": "post_mlp_layernorm",
 }
 _MASKED_LM = {
     "dense": "cls.predictions.transform.dense",
@@ -103,50 +94,32 @@ _ONLY: dict[str, tuple[Any, ...]] = {
 _DEFAULTS = {"vocab_size": 30_528, "num_layers": 12, "num_heads": 12, "intermediate_size": 3072}
 
 
-class NomicBertArchitecture(Architecture):
+class NomicBertArchitecture(RotaryBert):
     """The architecture of `kind: nomic_bert`."""
 
     kind = "nomic_bert"
-    families: ClassVar[Mapping[str, Family]] = {
+    families = {
         "nomic_bert": Family(
             class_prefix="NomicBert", tensor_prefix="nomic_bert", masked_lm_activation="silu"
         )
     }
-    words = "embeddings.word_embeddings.weight"
     merged_dropouts = ("embd_pdrop",)
     layer = "encoder.layers"
-    task_table = SEGMENTS
+    hub_parts = _HUB
+    native_parts = _NATIVE
+    task_table = "segment"
     other_prefixes = ("bert.",)
-    tied: ClassVar[Mapping[str, str]] = tied_output(_MASKED_LM)
+    tied = tied_output(_MASKED_LM)
     heads = ("cls", "classifier")
     masked_lm = ("cls.predictions.",)
-    inputs = ("input_ids", "attention_mask", "token_type_ids")
-    classes = ("ForSequenceClassification", "ForTokenClassification")
-    run_keys: ClassVar[Mapping[str, type | None]] = {
+    run_keys = {
         **dict.fromkeys(key for key in _CHECKS if key != "activation_function"),
-        **RUN_KEYS,
+        **RotaryBert.run_keys,
     }
-
-    lora_layer = "layers"
-    lora_modules = LLAMA_MODULES
 
     def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
         native = layout == "native"
-        norm = "embeddings.LayerNorm" if native else "emb_ln"
-        stems: Names = {
-            "backbone.word.weight": (self.words,),
-            "backbone.segment.weight": ("embeddings.token_type_embeddings.weight",),
-            "backbone.norm": (norm,),
-        }
-        prefix = "layers" if native else self.layer
-        for i in range(config.num_layers):
-            for ours, hf in (_NATIVE if native else _HUB).items():
-                stems[f"backbone.layers.{i}.{ours}"] = tuple(f"{prefix}.{i}.{x}" for x in hf)
-        stems["backbone.pooler.dense"] = ("pooler.dense",)
-        for ours, hf in _MASKED_LM.items():
-            stems[f"heads.{MASKED_WORDS}.{ours}"] = (hf,)
-        stems[f"heads.{CLASSIFIER}.out"] = ("classifier",)
-        return both_ends(stems)
+        return self.all_names(config, _MASKED_LM, native=native, pooler="pooler.dense")
 
     def layout_in(self, names: Collection[str], architecture: str) -> str:
         return "native" if any(name.startswith("layers.") for name in names) else ""
@@ -165,11 +138,6 @@ class NomicBertArchitecture(Architecture):
         options = {} if base in (None, NomicBertOptions().rotary_base) else {"rotary_base": base}
         values = {**NomicBert.defaults, **_DEFAULTS, "max_positions": _positions(about), **own}
         return EncoderConfig.from_dict({**values, "kind": self.kind, "options": options}, where)
-
-    def config_json(self, config: EncoderConfig, kind: str) -> dict[str, Any]:
-        options: NomicBertOptions = NomicBert.options_of(config)
-        rotary = {"rope_type": "default", "rope_theta": float(options.rotary_base)}
-        return {**usual_config_json(config), "rope_parameters": rotary}
 
     def family_of(self, config: EncoderConfig) -> str:
         return self.kind if config.activation == "silu" else ""

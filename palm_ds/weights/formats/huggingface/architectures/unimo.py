@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -24,15 +24,8 @@ from palm_ds.weights.formats.huggingface.architecture import (
     Names,
     both_ends,
     fold_task_into,
-    usual_config_json,
 )
-from palm_ds.weights.formats.huggingface.bert_like import (
-    EMBEDDINGS,
-    BertLike,
-    body_names,
-    moved_positions,
-    read_usual,
-)
+from palm_ds.weights.formats.huggingface.bert_like import BertLike, moved_positions
 from palm_ds.weights.formats.huggingface.check_config import check_only
 
 _TOKEN_TYPES = 2  # those of two texts, the fewest that UNIMO's encoder has a table for
@@ -44,7 +37,7 @@ class UnimoArchitecture(BertLike):
     """The architecture of `kind: unimo`."""
 
     kind = "unimo"
-    families: ClassVar[Mapping[str, Family]] = {
+    families = {
         "unimo": Family(
             class_prefix="UNIMO",
             tensor_prefix="unimo",
@@ -54,25 +47,23 @@ class UnimoArchitecture(BertLike):
             paddle_eps=1e-5,
         )
     }
-    tied: ClassVar[Mapping[str, str]] = {_OUTPUT["decoder"]: EMBEDDINGS["word.weight"]}
+    tables = {**BertLike.without("task"), "norm": "encoder_norm"}
+    tied = {_OUTPUT["decoder"]: BertLike.words}
     heads = ("lm_head",)
     masked_lm = ("lm_head.",)
     classes = ()
 
     def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
-        tables = {x: y for x, y in EMBEDDINGS.items() if x != "task.weight"}
-        tables["norm"] = "encoder_norm"
-        stems = body_names(self.layers_in_file(config), embeddings=tables)
         head = {f"heads.{MASKED_WORDS}.{ours}": (its,) for ours, its in _TRANSFORM.items()}
         output = {f"heads.{MASKED_WORDS}.{ours}": (its,) for ours, its in _OUTPUT.items()}
-        return {**both_ends({**stems, **head}), **output}
+        return {**both_ends({**self.body_names(config), **head}), **output}
 
     def read_config(self, about: Mapping[str, Any], where: str) -> EncoderConfig:
         check_only(about, {"normalize_before": (False, None)}, where)
-        return read_usual(about, self.kind, where, position_offset=0)
+        return self.read_usual(about, where, position_offset=0)
 
     def config_json(self, config: EncoderConfig, kind: str) -> dict[str, Any]:
-        return {**usual_config_json(config), "normalize_before": False}
+        return {**super().config_json(config, kind), "normalize_before": False}
 
     def reshape(
         self, kept: Entries, config: EncoderConfig, kind: str, task_id: int
@@ -89,5 +80,5 @@ class UnimoArchitecture(BertLike):
         if config.position_offset:
             result, config, more = moved_positions(result, config, 0)
             created |= more
-        result, config, more = fold_task_into(result, config, task_id, SEGMENTS)
+        result, config, more = fold_task_into(result, config, task_id, "segment")
         return result, config, created | more

@@ -15,8 +15,8 @@ from palm_ds.train.setup.build import build_model, build_stream
 from palm_ds.train.setup.resolve import resolve
 from palm_ds.train.setup.run_folder import RunSpec
 from palm_ds.train.setup.sources import open_data
-from palm_ds.train.teachers.build import attach_teachers, build_teachers
 from palm_ds.train.teachers.distillation_plan import resolve_teachers
+from palm_ds.train.teachers.teachers import attach_teachers, build_teachers
 from tests.helpers.hf_names import from_names
 from tests.helpers.saved_model import FURTHER, texts, write_rows
 from tests.helpers.text_tables import small_tokenizer
