@@ -504,7 +504,6 @@ def main() -> None:
     if args.table:
         write_table(args.table, table(runs))
         return
-    stop_on_signals()
     try:
         run_all(runs, args)
     except UserError as error:
@@ -515,5 +514,11 @@ def main() -> None:
     print(table(runs))
 
 
-if __name__ == "__main__":
+def start() -> None:
+    """As the whole program."""
+    stop_on_signals()
     main()
+
+
+if __name__ == "__main__":
+    start()

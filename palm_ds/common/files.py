@@ -57,7 +57,8 @@ def locked(
     """Admit one process at a time; `path` is created if absent, and stays.
 
     `on_wait` is called before waiting for another process. Raises UserError with the message `busy`
-    instead, if there is one. Where the file system has no locks, nobody waits."""
+    instead, if there is one. Where the file system has no locks, nobody waits. Also raises UserError
+    if a file is missing because the folder was removed meanwhile."""
     with path.open("ab") as file:
         try:
             free = try_lock(file.fileno())
@@ -71,7 +72,12 @@ def locked(
                 raise UserError(busy)
             on_wait()
             fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        try:
+            yield
+        except FileNotFoundError as error:
+            if path.exists():
+                raise
+            raise UserError(f"{path.parent}: was removed while a command wrote there") from error
 
 
 def check_locks(file: Path, where: str) -> None:

@@ -159,7 +159,7 @@ from benchmarks import study
 study._ENVIRONMENT = {{"PYTHONPATH": {folder!r}}}
 study.run_all = lambda *_: study.call("pretrain")
 sys.argv = ["study.py", "--corpus", "c", "--out", "o"]
-study.main()
+study.start()
 """
 SAVES = """
 import signal, sys, time

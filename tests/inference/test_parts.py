@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,15 @@ def test_a_full_disk_names_the_output(rank: int, tmp_path: Path) -> None:
     ):
         full.write("x")
     assert raised.value.filename == str(tmp_path / "o")
+
+
+def test_parts_that_are_removed_meanwhile(tmp_path: Path) -> None:
+    with (
+        pytest.raises(UserError, match=r"\.o\.parts: was removed while a command wrote there"),
+        OutputParts.opened(tmp_path / "o", ".txt", 1) as parts,
+    ):
+        shutil.rmtree(parts.folder)
+        parts.write(0, lambda path: path.write_text("lost"))
 
 
 def test_an_output_that_cannot_be_made_is_refused_on_all_processes(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ _REFUSED_SECONDS = 1.0  # in which the client sends the request that is refused
 
 
 def most_connections() -> int:
-    """The number of connections that this process keeps open at once."""
+    """The number of connections that this process keeps open."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return _MOST
