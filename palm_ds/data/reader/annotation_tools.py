@@ -50,13 +50,16 @@ def _prodigy(row: dict[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 def _are_objects(key: str, value: object) -> bool:
-    listed = key in ("tokens", "options") and isinstance(value, list)
-    return listed and all(isinstance(item, Mapping) for item in value)
+    if key not in ("tokens", "options") or not isinstance(value, list):
+        return False
+    return all(isinstance(item, Mapping) for item in value)
 
 
 def _only(names: object) -> Any:
     """The name in a list of one, None of an empty list."""
-    return (names[0] if names else None) if isinstance(names, list) and len(names) < 2 else names
+    if not isinstance(names, list) or len(names) > 1:
+        return names
+    return names[0] if names else None
 
 
 def _label_studio(row: dict[str, Any]) -> tuple[dict[str, Any], str]:

@@ -147,7 +147,9 @@ def _is_lines(path: Path) -> bool:
 def _are_columns(value: object) -> bool:
     """Whether a JSON value is {column: {number of a row: cell}}, or {number of a row: {column:
     cell}}."""
-    columns = list(value.values()) if isinstance(value, dict) else []
+    if not isinstance(value, dict):
+        return False
+    columns = list(value.values())
     alike = all(isinstance(each, dict) and each.keys() == columns[0].keys() for each in columns)
     return len(columns) > 1 and alike and any(map(_are_numbers, (value, columns[0])))
 

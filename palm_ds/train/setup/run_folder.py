@@ -350,7 +350,7 @@ def _total(recipe: Recipe, stream: AnyStream) -> str:
 
 
 def complete_config(recipe: Recipe, ds_config: DSConfig) -> dict[str, Any]:
-    """What DeepSpeed will be given for a resolved recipe."""
+    """The sections that DeepSpeed gets for a resolved recipe."""
     world = launch_env.stated_processes()
     rows = max(size.rows for size in recipe.stage_plan.sizes)
     if recipe.examples:

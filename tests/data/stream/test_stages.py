@@ -299,7 +299,10 @@ def test_a_stage_may_have_more_task_groups_than_a_byte_counts(mix) -> None:
     ("stages", "message"),
     [
         ({"continual": ["a"], "stepz": 3}, 'stepz: unknown key; did you mean "steps"'),
-        ({"a": "3 epochs"}, "a: unknown key; a stage is an element of a list: stages: [{a: 3 epochs}]"),
+        (
+            {"a": "3 epochs"},
+            "a: unknown key; a stage is an element of a list: stages: [{a: 3 epochs}]",
+        ),
         ({"continual": ["a", "e"], "steps": 3}, "no task 'e'"),
         ({"continual": ["a", "a"], "steps": 3}, "duplicate task group"),
         ({"continual": [], "steps": 3}, "expected a list of task groups"),
