@@ -7,7 +7,6 @@ from functools import cache
 
 from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
-from starlette.routing import BaseRoute
 
 from palm_ds.common.version import __version__
 from palm_ds.serve.http import schemas
@@ -31,7 +30,7 @@ def make_app(service: Service, *, token: str = "", allowed_hosts: Collection[str
     )
     app.state.service = service
     app.state.token = token
-    app.router.routes.extend(_routes())
+    app.router.routes.extend(_routes().routes)
     app.add_exception_handler(RequestError, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _not_read)
@@ -42,7 +41,7 @@ def make_app(service: Service, *, token: str = "", allowed_hosts: Collection[str
 
 
 @cache
-def _routes() -> Sequence[BaseRoute]:
+def _routes() -> APIRouter:
     """The same for every application: to read what they take and give takes a tenth of a second."""
     router = APIRouter(route_class=JsonRoute)
     for route in ROUTES:
@@ -56,7 +55,7 @@ def _routes() -> Sequence[BaseRoute]:
             response_class=route.media,
             include_in_schema=bool(route.tag),
         )
-    return router.routes
+    return router
 
 
 async def _refused(request: Request, error: Exception) -> Response:
