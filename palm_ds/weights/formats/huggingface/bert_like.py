@@ -78,7 +78,7 @@ class BertLike(Architecture):
     }
 
     def __init_subclass__(cls) -> None:
-        """What LoRA changes are parts of a layer, unless the class says otherwise."""
+        """LoRA changes these parts of a layer, unless the class says otherwise."""
         if "lora_modules" not in vars(cls):
             cls.lora_modules = {
                 **dict(zip(("query", "key", "value"), cls.parts["qkv"], strict=True)),
