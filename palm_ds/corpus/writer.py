@@ -295,7 +295,8 @@ def content_fingerprint(summaries: Iterable[Mapping[str, Any]]) -> str:
 def save_lengths(file: Path, lengths: Callable[[str], np.ndarray]) -> None:
     """Writes the lengths of a summary to an .npz file."""
     buffer = io.BytesIO()
-    np.savez(buffer, **{field.name: lengths(field.name) for field in fields(ShardLengths)})
+    arrays: dict[str, Any] = {f.name: lengths(f.name) for f in fields(ShardLengths)}
+    np.savez(buffer, **arrays)
     write_file_atomically(file, buffer.getvalue())
 
 
