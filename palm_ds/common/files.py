@@ -57,8 +57,8 @@ def locked(
     """Admit one process at a time; `path` is created if absent, and stays.
 
     `on_wait` is called before waiting for another process. Raises UserError with the message `busy`
-    instead, if there is one. Where the file system has no locks, nobody waits. Also raises UserError
-    if a file is missing because the folder was removed meanwhile."""
+    instead, if there is one, and if a file is missing because the folder was removed meanwhile.
+    Where the file system has no locks, nobody waits."""
     with path.open("ab") as file:
         try:
             free = try_lock(file.fileno())
