@@ -15,6 +15,7 @@ import errno
 import io
 import os
 import re
+import resource
 import select
 import shlex
 import shutil
@@ -45,6 +46,7 @@ CONTINUES = "stopped; run the same command again to continue"
 FILES_CONTINUE = "stopped; with files, the same command again continues"
 _TURN_SECONDS = 3.0
 """In which rank 0 has made a mistake too, and a launcher has ended the others."""
+_OPEN_FILES = 1 << 16
 _WIDTH = 100
 """Columns of a help text at most."""
 
@@ -129,6 +131,7 @@ class Command:
     def start(self, argv: Sequence[str] | None = None) -> NoReturn:
         """Run as the whole program and end this process."""
         _open_closed_outputs()
+        _allow_open_files()
         if self.piped:
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         with suppress(OSError):  # what a locale lacks is escaped, unless the output was exchanged
@@ -333,6 +336,16 @@ def _open_closed_outputs() -> None:
         if getattr(sys, name) is None:
             nowhere = open(os.devnull, "w", encoding="utf-8", errors="replace")  # noqa: SIM115
             setattr(sys, name, nowhere)
+
+
+def _allow_open_files() -> None:
+    """Raise the limit of open files, as far as this user may: systems keep it at 1,024 for programs
+    that call select(). Corpora behind URLs, and servers, have more open."""
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    raised = _OPEN_FILES if most == resource.RLIM_INFINITY else min(most, _OPEN_FILES)
+    if limit != resource.RLIM_INFINITY and limit < raised:
+        with suppress(OSError, ValueError):  # macOS allows fewer than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, most))
 
 
 def _drop_output() -> None:

@@ -117,6 +117,19 @@ def test_an_output_without_room_is_one_line(count: int, output: str, code: int, 
     assert (done.returncode, done.stderr) == (code, error)
 
 
+@pytest.mark.parametrize(
+    ("limits", "allowed"), [("ulimit -Sn 300; ulimit -Hn 500", 500), ("ulimit -n 300", 300)]
+)
+def test_as_many_files_may_be_open_as_the_hard_limit_allows(limits: str, allowed: int) -> None:
+    program = START.format(
+        body="import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE))\n    return 0",
+        piped=False,
+    )
+    shell = ["bash", "-c", f'{limits}; "$0" "$@"', sys.executable, "-c", program]
+    done = subprocess.run(shell, capture_output=True, text=True)
+    assert done.stdout == f"({allowed}, {allowed})\n"
+
+
 def test_a_closed_output_is_no_error() -> None:
     """Nor does a file that is opened later take its place."""
     body = """
