@@ -197,7 +197,7 @@ def test_no_rows_have_no_predictions(trained):
 def test_messages_name_the_argument_and_the_row(tables, caplog):
     good = [{"text_a": "w1", "label": "no"}, {"text_a": "w30", "label": "yes"}]
     wrong = {
-        r"^train\[2\]: label is empty$": {"train": [*good, {"text_a": "w1", "label": " "}]},
+        r"^train\[2\]: label is empty; `read: ": {"train": [*good, {"text_a": "w1", "label": " "}]},
         r"^dev\[1\]: label: unknown label 'maybe'": {
             "train": good,
             "dev": [good[0], {"text_a": "w1", "label": "maybe"}],

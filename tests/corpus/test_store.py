@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from palm_ds.common.errors import UserError
-from palm_ds.corpus import store, writer
+from palm_ds.corpus import mapped_shard, store, writer
 from palm_ds.corpus.manifest import Shard
 from palm_ds.corpus.prepare import PrepareOptions, prepare
 from palm_ds.corpus.store import Corpus, open_corpus
@@ -75,7 +75,7 @@ def test_few_shards_and_record_batches_stay_in_memory(
     corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "_MAX_SHARDS", 2)
-    monkeypatch.setattr(store, "_BLOCKS", 3)
+    monkeypatch.setattr(mapped_shard, "_BLOCKS", 3)
     bounded = open_corpus(corpus.path)
     everything = np.arange(corpus.manifest.tokens)
     for _ in range(2):
@@ -85,7 +85,7 @@ def test_few_shards_and_record_batches_stay_in_memory(
     last = len(corpus.manifest.shards) - 1
     assert last in mapped and last - 1 in mapped
     shard = bounded._shard(last)
-    assert len(shard) > store._BLOCKS == len(shard._blocks)
+    assert len(shard) > mapped_shard._BLOCKS == len(shard._blocks)
 
 
 def test_views_outlive_their_shard(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:

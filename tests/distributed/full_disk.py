@@ -9,7 +9,6 @@ from typing import Any
 
 from palm_ds.engine import Engine
 from palm_ds.runtime.checkpoint import full_disk
-from palm_ds.train.loop import saving
 from tests.helpers.small_disk import empty, fill
 
 disk = Path(sys.argv[sys.argv.index("--run_dir") + 1]).parent
@@ -31,6 +30,6 @@ def wait(seconds: float) -> None:
 
 Engine.step = step  # type: ignore[method-assign]
 full_disk.time.sleep = wait
-saving.retried = partial(full_disk.retried, pause=0.05)  # type: ignore[assignment]
+full_disk.retried = partial(full_disk.retried, pause=0.05)  # type: ignore[assignment]
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")

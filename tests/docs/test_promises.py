@@ -118,7 +118,8 @@ def check_command(line: str) -> None:
         parse_clusters(args.plan)
     if command.name == "submit" and args.kubernetes:
         assert args.image, f"{line}: needs --image"
-    if getattr(args, "deepspeed_config", None):
+    if hasattr(args, "deepspeed_config") and not getattr(args, "print_config", False):
+        assert args.deepspeed_config, f"{line}: needs --deepspeed_config"
         find_ds_config(args.deepspeed_config)
     if isinstance(recipe := getattr(args, "recipe", None), str):
         start = [f"init_from={args.init_from}"] if getattr(args, "init_from", None) else []
