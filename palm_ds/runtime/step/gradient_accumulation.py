@@ -287,8 +287,9 @@ class MicroSteps(Generic[B]):
     def _seed(self, step: int, *more: int) -> None:
         key = derive_key(self.seed, "dropout", step, self.processes.rank, *more)
         if self.processes.device.type == "cpu":
+            # torch.manual_seed also formats the stack, for devices that may start later: up to 1 ms
             torch.default_generator.manual_seed(key)
-        else:  # and on a CPU it notes, for every kind of device, who called it: a millisecond
+        else:
             torch.manual_seed(key)
 
     def _micro_step(
