@@ -18,7 +18,7 @@ relation are not masked; that masked objects are chosen among the others is our 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import starmap
 from typing import NamedTuple
@@ -159,8 +159,9 @@ def _graph(value: object, text: str, where: str) -> SceneGraph:
     graph = {}
     for kind, size in KINDS.items():
         rows = value.get(kind) or []
-        for row in rows:
-            if len(row) != size or not all(type(number) is int for number in row):
+        for row in rows if isinstance(rows, Sequence) else [rows]:
+            numbers = row if isinstance(row, Sequence) else ()
+            if len(numbers) != size or not all(type(number) is int for number in numbers):
                 raise UserError(f"{where}: {kind}: {row!r}: expected {size} whole numbers")
         graph[kind] = list(
             starmap(lambda start, end, *rest: SceneNode(start, end, tuple(rest)), rows)

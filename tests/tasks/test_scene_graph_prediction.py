@@ -64,6 +64,8 @@ def test_the_share_of_nodes(tmp_path: Path) -> None:
         (None, "scene_graph: expected {objects"),
         ({"things": []}, "scene_graph: expected {objects"),
         ({"objects": [[0, 2, 0]]}, "objects: [0, 2, 0]: expected 2 whole numbers"),
+        ({"objects": [3]}, "objects: 3: expected 2 whole numbers"),
+        ({"relations": 5}, "relations: 5: expected 4 whole numbers"),
         ({"objects": [[0, 99]]}, "objects: characters 0 to 99 of a text of 21"),
         ({"attributes": [[0, 2, 0]]}, "attributes: object 0 of 0, counted from 0"),
     ],

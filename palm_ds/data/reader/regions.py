@@ -16,6 +16,7 @@ import base64
 import binascii
 import glob
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -45,7 +46,16 @@ _LINES = (
     "by tabs"
 )
 _UNIMO_FIELDS = 14
-_BROKEN = (OSError, ValueError, KeyError, zipfile.BadZipFile)
+_BROKEN = (
+    OSError,
+    ValueError,
+    KeyError,
+    EOFError,
+    MemoryError,  # for the size that a damaged header states
+    RuntimeError,  # of zipfile: a damaged flag says that the file is encrypted
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +127,7 @@ def _named(values: Mapping[str, Any], keys: Sequence[str] = tuple(_KEYS)) -> dic
 def _size(value: Any, name: str) -> float:
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = 0.0
     if not 0 < number < np.inf:
         raise BadRecordError(f"image: {name}: {str(value)[:40]!r} is not a number of pixels")
@@ -130,8 +140,9 @@ def _array(value: object, name: str) -> np.ndarray:
         if isinstance(value, str | bytes):
             array = np.frombuffer(base64.b64decode(value, validate=True), "<f4")
         else:
-            array = np.asarray(value, np.float32)
-    except (ValueError, TypeError, binascii.Error):
+            with np.errstate(over="ignore"):  # infinite numbers are refused below
+                array = np.asarray(value, np.float32)
+    except (ValueError, TypeError, OverflowError, binascii.Error):
         raise BadRecordError(
             f"image: {name}: neither lists of numbers nor base64 of float32"
         ) from None
@@ -177,30 +188,32 @@ class RegionFiles:
 
     paths: tuple[str, ...] = ()
 
-    def regions(self, name: str, folder: Path) -> ImageRegions:
-        """The regions of an image. A relative .npz is in `folder`. Raises BadRecordError."""
-        return self._kept.get(name, lambda: self._read(name, folder))
+    def name_in(self, folder: Path, name: str) -> str:
+        """What tells an image from others: its name in the files, or the path of an .npz file,
+        which may be given relative to `folder`."""
+        return str(folder / name) if name.endswith(".npz") and name not in self._index else name
 
-    def count(self, name: str, folder: Path) -> int:
+    def regions(self, name: str) -> ImageRegions:
+        """The regions of an image. Raises BadRecordError."""
+        return self._kept.get(name, lambda: self._read(name))
+
+    def count(self, name: str) -> int:
         """The number of regions of an image, without reading their features."""
         if name in self._index:
             return self._index[name].regions
         if name.endswith(".npz"):
-            return _array(_stored(folder / name, ("boxes",))["boxes"], "boxes").size // 4
-        return len(self.regions(name, folder))
+            return _array(_stored(Path(name), ("boxes",))["boxes"], "boxes").size // 4
+        return len(self.regions(name))
 
-    def _read(self, name: str, folder: Path) -> ImageRegions:
+    def _read(self, name: str) -> ImageRegions:
         if line := self._index.get(name):
-            with open(line.path, "rb") as file:
-                file.seek(line.start)
-                cells = _cells(file.readline())
-            return regions_of(*cells[1:3], *cells[4:])
-        if not name.endswith(".npz"):
-            if not self.paths:
-                raise BadRecordError(f"image: no {name!r}: give the files with images as `images`")
-            near = suggest(name, list(self._index)[:1000])
-            raise BadRecordError(f"image: no {name!r} in {', '.join(self.paths)}{near}")
-        return _npz(folder / name)
+            return _of_line(line, name)
+        if name.endswith(".npz"):
+            return _npz(Path(name))
+        if not self.paths:
+            raise BadRecordError(f"image: no {name[:80]!r}: give the files with images as `images`")
+        near = suggest(name, list(self._index)[:1000])
+        raise BadRecordError(f"image: no {name[:80]!r} in {', '.join(self.paths)}{near}")
 
     @cached_property
     def _kept(self) -> RecentlyUsed[str, ImageRegions]:
@@ -263,6 +276,22 @@ def _lines(path: str) -> Iterator[tuple[int, int, bytes]]:
             start += len(line)
 
 
+def _of_line(line: _ImageLine, name: str) -> ImageRegions:
+    """Raises BadRecordError."""
+    with open(line.path, "rb") as file:
+        file.seek(line.start)
+        cells = _cells(file.readline())
+    if cells[0].strip() != name or len(cells) not in _CELLS:
+        raise BadRecordError(f"image: {line.path} has changed since its names were read")
+    found = regions_of(*cells[1:3], *cells[4:])
+    if len(found) != line.regions:
+        raise BadRecordError(
+            f"image: {name[:80]!r} in {line.path}: {line.regions} is its number of boxes, but "
+            f"{len(found)} follow"
+        )
+    return found
+
+
 def _cells(line: bytes) -> list[str]:
     return line.decode("utf-8", "replace").rstrip("\r\n").split("\t")
 
@@ -290,9 +319,13 @@ def _stored(path: Path, keys: Sequence[str]) -> dict[str, Any]:
     """Some values of an archive, others are None; pickled arrays are never opened. Raises
     BadRecordError."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            names = {name for key in keys for name in _KEYS[key]} & set(stored.files)
-            values = {name: stored[name] for name in names}
+        with path.open("rb") as file:
+            if not zipfile.is_zipfile(file):
+                raise BadRecordError(f"image: {path}: not a .npz file")
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as stored:
+                names = {name for key in keys for name in _KEYS[key]} & set(stored.files)
+                values = {name: stored[name] for name in names}
     except _BROKEN as error:
         raise BadRecordError(f"image: {path}: cannot be read: {error}") from None
     return _named(values, keys)

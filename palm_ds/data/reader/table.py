@@ -190,7 +190,7 @@ class Table:
         if isinstance(image, ImageRegions):
             return image
         with self._in_row(i):
-            return self._images.regions(self._image_name(image), self._folder(i))
+            return self._images.regions(self._image_name(i))
 
     def region_count(self, i: int) -> int:
         """The number of regions of a row's image. Raises UserError."""
@@ -198,16 +198,19 @@ class Table:
         if isinstance(image, ImageRegions):
             return len(image)
         with self._in_row(i):
-            return self._images.count(self._image_name(image), self._folder(i))
+            return self._images.count(self._image_name(i))
 
-    def _image_name(self, image: str | None) -> str:
+    def image_name(self, i: int) -> str:
+        """What tells the image of a row from others; empty for one that is in the table."""
+        image = self.column("image")[i]
+        return self._image_name(i) if isinstance(image, str) and image else ""
+
+    def _image_name(self, i: int) -> str:
+        image = self.column("image")[i]
         if not image:
             raise BadRecordError("image is empty")
-        return image
-
-    def _folder(self, i: int) -> Path:
         path = Path(self.files[int(self._file[i])].path)
-        return path if path.is_dir() else path.parent
+        return self._images.name_in(path if path.is_dir() else path.parent, image)
 
     @contextmanager
     def _in_row(self, i: int) -> Iterator[None]:

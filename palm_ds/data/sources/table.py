@@ -170,6 +170,10 @@ class TableSource(CachesResults):
         """The regions of a row's image. Raises UserError."""
         return self.table.regions(int(self.numbers[item]))
 
+    def image_name(self, item: int) -> str:
+        """What tells the image of a row from others; empty for one that is in the table."""
+        return self.table.image_name(int(self.numbers[item]))
+
     def region_counts(self) -> np.ndarray:
         """(rows,) int64: the regions of each row's image. Raises UserError."""
         return self.cached(

@@ -334,10 +334,7 @@ def image_numbers(source: TableSource) -> np.ndarray:
     """(rows,) int64, equal for rows that name the same image."""
 
     def numbered() -> np.ndarray:
-        names = [
-            image if isinstance(image, str) else item
-            for item, image in enumerate(source.column(IMAGE))
-        ]
+        names = [source.image_name(item) or item for item in range(len(source))]
         number = {name: i for i, name in enumerate(dict.fromkeys(names))}
         return np.array([number[name] for name in names], np.int64)
 

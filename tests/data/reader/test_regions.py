@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import pytest
 from palm_ds.common.errors import UserError
 from palm_ds.data.reader import Table, TableSettings, open_table
 from palm_ds.data.reader.regions import ImageRegions
+from palm_ds.data.sources.table import TableSource
+from palm_ds.tasks.shared.image_text import image_numbers
 from tests.helpers.small_images import BOXES, FEATURES, encoded, image_rows
-from tests.helpers.text_tables import opened
+from tests.helpers.text_tables import opened, small_tokenizer
 
 IMAGE = image_rows(1)[0]["pic"]
 ARRAYS = {key: np.array(IMAGE[key], np.float32) for key in ("boxes", "features", "classes")}
@@ -31,10 +34,15 @@ def same(one: ImageRegions, other: ImageRegions) -> bool:
 
 
 def read(value: Any, **settings: Any) -> ImageRegions:
-    rows = [{"text_a": "x", "pic": value}]
-    table = Table.from_rows(rows, TableSettings(columns={"image": "pic"}, **settings))
+    table = opened_with([value], **settings)
     assert table.region_count(0) == BOXES
     return table.regions(0)
+
+
+def opened_with(values: Sequence[Any], **settings: Any) -> Table:
+    """A table with these images."""
+    rows = [{"text_a": "x", "pic": value} for value in values]
+    return Table.from_rows(rows, TableSettings(columns={"image": "pic"}, **settings))
 
 
 def line(name: str, values: dict[str, np.ndarray] = ARRAYS, count: int = BOXES) -> str:
@@ -80,6 +88,8 @@ def test_a_column_of_that_name_is_no_image_unless_said_so() -> None:
     ("changes", "message"),
     [
         ({"width": 0}, "width: '0' is not a number of pixels"),
+        ({"width": 10**400}, "is not a number of pixels"),
+        ({"boxes": [[0, 0, 1, 10**400]]}, "boxes: neither lists of numbers nor base64"),
         ({"boxes": [[1, 2, 3]]}, "boxes: 3 numbers; each box has 4"),
         ({"boxes": [[5, 5, 1, 9]], "features": [[1]]}, "box 1 ends before it begins"),
         ({"features": [[1.0, 2.0]] * 2}, "features: 4 numbers, not a multiple of the 3 boxes"),
@@ -146,6 +156,60 @@ def test_mistakes_in_files_name_their_line(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=message):
             read(value)
     (tmp_path / "x.npz").write_bytes(b"no archive")
-    with pytest.raises(UserError, match=r"x\.npz: cannot be read"):
+    with pytest.raises(UserError, match=r"x\.npz: not a \.npz file"):
         read(str(tmp_path / "x.npz"))
+
+
+def test_a_line_with_more_boxes_than_it_says(tmp_path: Path) -> None:
+    file = tmp_path / "f.tsv"
+    file.write_text(line("a", count=2))
+    table = opened_with(["a"], images=[str(file)])
+    with pytest.raises(UserError, match="'a' in .*f.tsv: 2 is its number of boxes, but 3 follow"):
+        table.regions(0)
+
+
+def test_a_file_that_changes_after_its_names_were_read(tmp_path: Path) -> None:
+    file = tmp_path / "f.tsv"
+    file.write_text(line("a") + line("b"))
+    table = opened_with(["b"], images=[str(file)])
+    assert table.region_count(0) == BOXES
+    file.write_text(line("a much longer name") + line("b"))
+    with pytest.raises(UserError, match=r"f\.tsv has changed since its names were read"):
+        table.regions(0)
+
+
+def test_equal_names_in_different_folders_are_different_images(tmp_path: Path) -> None:
+    tables = []
+    for folder, features in (("one", 1.0), ("other", 2.0)):
+        (tmp_path / folder).mkdir()
+        values = {**ARRAYS, "features": np.full_like(ARRAYS["features"], features)}
+        np.savez(tmp_path / folder / "7.npz", **SIZE, **values)
+        tables.append(tmp_path / folder / "rows.jsonl")
+        tables[-1].write_text((json.dumps({"text_a": "x", "pic": "7.npz"}) + "\n") * 2)
+    table = open_table([str(each) for each in tables], TableSettings(columns={"image": "pic"}))
+    assert [table.regions(i).features.mean() for i in range(4)] == [1, 1, 2, 2]
+    source = TableSource(table, np.arange(4), small_tokenizer(), "tables")
+    assert image_numbers(source).tolist() == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_damaged_archives(tmp_path: Path, save: Callable[..., None]) -> None:
+    """Each is read, or refused in one line."""
+    file, refused = tmp_path / "x.npz", 0
+    save(file, **SIZE, **ARRAYS)
+    whole, rng = file.read_bytes(), np.random.default_rng(0)
+    for cut in [0, 20, *rng.integers(0, len(whole), 10)]:
+        file.write_bytes(whole[:cut])
+        with pytest.raises(UserError, match=r"x\.npz: (not a|cannot be read)"):
+            read(str(file))
+    for _ in range(200):
+        damaged = bytearray(whole)
+        damaged[rng.integers(len(whole))] ^= rng.integers(1, 256)
+        file.write_bytes(damaged)
+        try:
+            read(str(file))
+        except UserError as error:
+            refused += 1
+            assert str(error).startswith("rows[0]: ")
+    assert refused > 100
     assert read(IMAGE).features.shape[1] == FEATURES
