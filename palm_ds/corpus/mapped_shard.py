@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 
 import numpy as np
 import pyarrow as pa
@@ -91,7 +92,10 @@ def map_array(file: Path) -> np.ndarray:
     if it is none."""
     with file.open("rb") as handle:
         np.lib.format.read_magic(handle)
-        shape, fortran, dtype = np.lib.format.read_array_header_1_0(handle)
+        try:
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(handle)
+        except TokenError as error:
+            raise ValueError(f"damaged header: {error}") from None
         start = handle.tell()
     data, order = _mapped(file), "F" if fortran else "C"
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +70,21 @@ def test_take_of_an_unknown_annotation(corpus: Corpus) -> None:
     with pytest.raises(UserError) as read:
         corpus.read(0, 1, ["wrod"])
     assert str(taken.value) == str(read.value)
+
+
+def test_a_damaged_index_is_one_line(corpus: Corpus, tmp_path: Path) -> None:
+    """Each byte of an array's header, in turn."""
+    shutil.copytree(corpus.path, tmp_path / "corpus")
+    file = tmp_path / "corpus" / "index" / "document_starts.npy"
+    whole, refused = file.read_bytes(), 0
+    for place in range(80):
+        file.write_bytes(whole[:place] + b"(" + whole[place + 1 :])
+        try:
+            open_corpus(tmp_path / "corpus")
+        except UserError as error:
+            refused += 1
+            assert "index/document_starts.npy: " in str(error)
+    assert refused > 60
 
 
 def test_few_shards_and_record_batches_stay_in_memory(

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,6 +54,7 @@ _BROKEN = (
     EOFError,
     MemoryError,  # for the size that a damaged header states
     RuntimeError,  # of zipfile: a damaged flag says that the file is encrypted
+    TokenError,  # of an array's header
     zipfile.BadZipFile,
     zlib.error,
 )

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from palm_ds.common.errors import UserError, first_line
+from palm_ds.corpus.mapped_shard import map_array
 from palm_ds.data.reader import TableSettings, open_table
 from palm_ds.data.reader.options import without_labels
 from palm_ds.inference.embedder import EmbeddingSettings
@@ -112,11 +113,11 @@ def _vectors(file: Path, about: Mapping[str, Any]) -> np.ndarray:
 def _stored(file: Path) -> np.ndarray:
     try:
         if file.suffix == ".npy":
-            stored = np.load(file, mmap_mode="r", allow_pickle=False)
+            stored = map_array(file)
         else:
             column = pq.read_table(file, columns=["embedding"]).column(0).combine_chunks()
             stored = column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
-    except (OSError, ValueError, KeyError, EOFError) as error:
+    except (OSError, ValueError, KeyError) as error:
         line = first_line(error)
         raise UserError(f"--index: {file}: not a file of `palm-ds embed`: {line}") from None
     if stored.ndim != 2 or not stored.size:

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from glob import glob
 from itertools import chain, product
 from pathlib import Path
 from typing import Annotated, Any
@@ -377,8 +378,8 @@ def _filled(
 
 def _file(folder: Path, patterns: Sequence[str], what: str) -> str:
     for pattern in filter(None, patterns):
-        if files := sorted(folder.glob(pattern)):
-            return str(files[0])
+        if files := sorted(glob(pattern, root_dir=folder, recursive=True)):
+            return str(folder / files[0])
     tried = " or ".join(filter(None, patterns))
     raise UserError(f"{folder}: no file {tried}; name it under `sets`: {what}: PATTERN")
 

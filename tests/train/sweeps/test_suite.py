@@ -247,6 +247,19 @@ def test_mistakes_in_the_suite_are_errors_before_anything_runs(tmp_path, values,
     assert "\n" not in str(error.value)
 
 
+def test_files_outside_the_folder_of_the_data_set(tmp_path):
+    write_layout(tmp_path)
+    (tmp_path / "more").mkdir()
+    for name in ("all.tsv", "held_out.tsv"):
+        (tmp_path / "more" / name).write_text("")
+    mine = {"train": str(tmp_path / "more" / "all.*"), "dev": "../../more/held_out.tsv"}
+    path = from_template(tmp_path, sets={"mine": mine}, only=["mine"])
+    (run,) = suite_runs(read_suite(path), tmp_path / "out")
+    source = run.values["sources"]["mine"]
+    assert source["table"] == str(tmp_path / "more" / "all.tsv")
+    assert Path(source["validation"]).samefile(tmp_path / "more" / "held_out.tsv")
+
+
 def test_runs_of_another_recipe_are_not_mixed_in(tmp_path):
     write_layout(tmp_path)
     path = from_template(tmp_path, only=["mine"])
