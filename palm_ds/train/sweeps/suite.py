@@ -355,7 +355,7 @@ def _filled(
         "validation": (
             ""
             if _folds(suite, own)
-            else _file(folder, [own.dev or known.get("dev", "")] + list(_DEV), "dev")
+            else _file(folder, [own.dev] if own.dev else [known.get("dev", ""), *_DEV], "dev")
         ),
         "read": own.read or known.get("read", {}),
         "tokenizer": suite.tokenizer,
