@@ -82,7 +82,7 @@ def check_rows(rows: Sequence[Row], limits: ServingLimits, name: str = "inputs")
 def _check_images(rows: Sequence[Row]) -> None:
     """Raises UserError for the name of an image, which is a file of the server."""
     for number, row in enumerate(rows):
-        if isinstance(row.get("image"), str):
+        if isinstance(row.get("image"), str | int):
             raise UserError(
                 f"inputs[{number}].image: a name; give the regions themselves: {{width, height, "
                 "boxes, features}"

@@ -163,6 +163,7 @@ def test_a_run_predicts_with_images(
         assert caption["predictions"][0]["text"] == alone["tell"]["text"]
         for image, message in (
             ("../7.npz", "image: a name; give the regions"),
+            (7, "image: a name; give the regions"),
             (None, "no column"),
         ):
             row = {"text_a": "so a ?"} | ({"pic": image} if image else {})
