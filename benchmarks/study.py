@@ -54,6 +54,7 @@ RECIPES = ROOT / "launch/recipes/study"
 _PALM_DS, _ENVIRONMENT = (sys.executable, "-m", "palm_ds"), {"PYTHONPATH": str(ROOT)}
 REFERENCE = "masked_15"
 CPU = "cpu.json"
+CONFIG = "deepspeed_config"
 _BERT = (
     "{preset: small, max_positions: 128, init_range: 0.05, dropout: 0.0, attention_dropout: 0.0}"
 )
@@ -329,6 +330,7 @@ def run_one(run: Run, budget: float, args: argparse.Namespace) -> None:
     if not found["parts"]:
         factor = budget / flops_of(values)
         values["stages"] = scaled(values["stages"], values["tasks"], factor)
+        found[CONFIG] = Path(args.deepspeed_config).name
         try:
             train(run, values, args)
         finally:
@@ -418,7 +420,7 @@ def table(runs: Sequence[Run]) -> str:
 def arm_lines(known: Measured) -> list[list[str]]:
     """A line for each arm and body, a column for each measure: mean ± standard deviation of the
     seeds, (n) if only n of them have it; bold where the arm differs from the reference arm."""
-    hidden = {"flops", "seconds", "cpu_seconds", "parts"}
+    hidden = {"flops", "seconds", "cpu_seconds", "parts", CONFIG}
     found = (name for seeds in known.values() for record in seeds.values() for name in record)
     names = [n for n in dict.fromkeys(found) if n not in hidden and not n.startswith(OF_TASK)]
     lines = [["body", "arm", "seeds", *names]]

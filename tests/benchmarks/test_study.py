@@ -85,7 +85,7 @@ def test_a_page_gets_the_table(tmp_path: Path) -> None:
     runs = [study.Run(arm="joint", body="bert", seed=seed, out=tmp_path) for seed in (1, 2, 3)]
     for run, loss in zip(runs, (2.0, 4.0), strict=False):  # the third is not there yet
         run.folder.mkdir(parents=True)
-        times = {"flops": 1, "seconds": 1800, "cpu_seconds": 900}
+        times = {"flops": 1, "seconds": 1800, "cpu_seconds": 900, "deepspeed_config": "cpu.json"}
         run.measures.write_text(json.dumps({**times, "parts": ["masked"], "masked": loss}))
     study.write_table(page, study.table(runs))
     text = page.read_text()
@@ -130,6 +130,7 @@ def test_measures_that_are_asked_for_later_are_added(tmp_path: Path, monkeypatch
     found = json.loads(run.measures.read_text())
     assert [found[name] for name in ("masked", "a", "pairs", "b")] == [0, 1, 2, 3]
     assert found["parts"] == ["tasks", "masked", "suite", "pairs"] and asked == [["a"], ["b"]]
+    assert found["deepspeed_config"] == "cpu.json"
 
 
 def test_an_encoder_without_words_is_not_asked_for_any(tmp_path: Path) -> None:
