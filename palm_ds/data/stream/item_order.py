@@ -119,7 +119,8 @@ class EndlessOrder:
     def _items(self, source: TableSource) -> np.ndarray:
         """The items of a window, one for each row. Raises UserError for rows that a task cannot
         learn from."""
-        return source.cached(f"items of {self.tasks[0].name}", lambda: self._made(source))
+        names = " + ".join(task.name for task in self.tasks)
+        return source.cached(f"items of {names}", lambda: self._made(source))
 
     def _made(self, source: TableSource) -> np.ndarray:
         for task in self.tasks:

@@ -93,6 +93,17 @@ def test_rows_that_cannot_be_used(reader: str, message: str) -> None:
         list(EndlessOrder([task], rows_of(reader), 32).look_up(np.arange(64)))
 
 
+def test_each_task_group_checks_the_rows_for_its_own_tasks() -> None:
+    rows = rows_of("seeking")
+    first, other = (
+        make_task(Classification, name, labels=("c0", last))
+        for name, last in (("first", "c1"), ("other", "c9"))
+    )
+    list(EndlessOrder([first], rows, 32).look_up(np.arange(16)))
+    with pytest.raises(UserError, match="label: unknown label .c1"):
+        list(EndlessOrder([first, other], rows, 32).look_up(np.arange(16)))
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
