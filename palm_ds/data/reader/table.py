@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +191,7 @@ class Table:
         if isinstance(image, ImageRegions):
             return image
         with self._in_row(i):
-            return self._images.regions(self._image_name(i))
+            return self._images.regions(self._named_image(i))
 
     def region_count(self, i: int) -> int:
         """The number of regions of a row's image. Raises UserError."""
@@ -198,19 +199,26 @@ class Table:
         if isinstance(image, ImageRegions):
             return len(image)
         with self._in_row(i):
-            return self._images.count(self._image_name(i))
+            return self._images.count(self._named_image(i))
 
     def image_name(self, i: int) -> str:
-        """What tells the image of a row from others; empty for one that is in the table."""
+        """What tells the image of a row from others; empty for one that is in the table, or none."""
         image = self.column("image")[i]
-        return self._image_name(i) if isinstance(image, str) and image else ""
+        if not isinstance(image, str) or not image:
+            return ""
+        return self._images.name_in(self._folders[int(self._file[i])], image)
 
-    def _image_name(self, i: int) -> str:
-        image = self.column("image")[i]
-        if not image:
+    def _named_image(self, i: int) -> str:
+        """Raises BadRecordError if a row has no image."""
+        if not (name := self.image_name(i)):
             raise BadRecordError("image is empty")
-        path = Path(self.files[int(self._file[i])].path)
-        return self._images.name_in(path if path.is_dir() else path.parent, image)
+        return name
+
+    @cached_property
+    def _folders(self) -> list[Path]:
+        """The folder of each file, to which the names of .npz files are relative."""
+        paths = [Path(file.path) for file in self.files]
+        return [path if path.is_dir() else path.parent for path in paths]
 
     @contextmanager
     def _in_row(self, i: int) -> Iterator[None]:
