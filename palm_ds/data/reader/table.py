@@ -202,7 +202,7 @@ class Table:
             return self._images.count(self._named_image(i))
 
     def image_name(self, i: int) -> str:
-        """What tells the image of a row from others; empty for one that is in the table, or none."""
+        """What tells the image of a row from others; empty without one, or for one in the table."""
         image = self.column("image")[i]
         if not isinstance(image, str) or not image:
             return ""
