@@ -30,6 +30,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -518,7 +519,7 @@ def main() -> None:
 
 def start() -> None:
     """As the whole program."""
-    stop_on_signals()
+    stop_on_signals(signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
     main()
 
 

@@ -42,8 +42,8 @@ from palm_ds.common.errors import (
 from palm_ds.common.messages import print_error
 from palm_ds.runtime.processes.launch_env import adapt_to_open_mpi, rank_of_launcher
 
-CONTINUES = "stopped; run the same command again to continue"
-FILES_CONTINUE = "stopped; with files, the same command again continues"
+CONTINUES = "run the same command again to continue"
+FILES_CONTINUE = "with files, the same command again continues"
 _TURN_SECONDS = 3.0
 """In which rank 0 has made a mistake too, and a launcher has ended the others."""
 _OPEN_FILES = 1 << 16
@@ -72,8 +72,8 @@ class Command:
     """End quietly when the reader of the output closes it, as in `| head`."""
     wraps: bool = False
     """What follows `--` is another command line, in `args.command`."""
-    interrupted: str = "interrupted"
-    """The line printed after an interrupt."""
+    interrupted: str = ""
+    """How to continue it, which the line after an interrupt says."""
     results: bool = True
     """It prints results, so it has --json and --quiet (cli/output.py)."""
 
@@ -235,7 +235,7 @@ class Ended(KeyboardInterrupt):
         self.number = number
 
 
-def _until_interrupted(run: Callable[[], int], said: str) -> int:
+def _until_interrupted(run: Callable[[], int], continues: str) -> int:
     """The exit code of `run`, which can clean up after the signals that end a program."""
     program = os.getpid()
 
@@ -253,10 +253,10 @@ def _until_interrupted(run: Callable[[], int], said: str) -> int:
         with _signals_before_errors(), quiet_at_closed_pipe():
             return run()
     except Ended as ended:
-        print_error(line_of(ended.number))
+        print_error("; ".join(filter(None, (line_of(ended.number), continues))))
         return 128 + ended.number
     except KeyboardInterrupt:
-        print_error(said)
+        print_error(f"stopped; {continues}" if continues else line_of(signal.SIGINT))
         return 130
     except SystemExit as ended:
         _report_end(ended.code if isinstance(ended.code, int) else FAILED)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _INDEX = "a folder that `palm-ds index build` made"
 _MANY = 0.2  # the share of an index that was deleted, from which it is worth compacting
-_CONTINUES = "stopped; `palm-ds index add` with the same files continues"
+_CONTINUES = "`palm-ds index add` with the same files continues"
 
 
 def _input_arguments(parser: argparse.ArgumentParser) -> None:

@@ -92,12 +92,12 @@ def slots_of(jobs: int, shared: bool) -> list[dict[str, str]]:
 
 @contextmanager
 def alone_in(out: Path) -> Iterator[None]:
-    """While a folder's runs are made: no other command makes runs there, and SIGTERM, SIGUSR1 and
-    SIGHUP stop them as Ctrl-C does. Raises UserError."""
+    """While a folder's runs are made: no other command makes runs there, and SIGUSR1, a warning of
+    batch systems, stops them as Ctrl-C does. Raises UserError."""
     from palm_ds.runtime.processes.process_group import SINGLE_PROCESS
     from palm_ds.runtime.processes.run_lock import lock_run_folder
 
-    stop_on_signals()
+    stop_on_signals(signal.SIGUSR1)
     lock = lock_run_folder(out, group=SINGLE_PROCESS)
     try:
         yield
@@ -105,9 +105,9 @@ def alone_in(out: Path) -> Iterator[None]:
         lock.release()
 
 
-def stop_on_signals() -> None:
-    """SIGTERM, SIGUSR1 and SIGHUP do what Ctrl-C does, unless ignored (`nohup`)."""
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+def stop_on_signals(*numbers: signal.Signals) -> None:
+    """These do what Ctrl-C does, unless ignored (`nohup`)."""
+    for number in numbers:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, between_imports(interrupt))
 

@@ -12,6 +12,7 @@ from palm_ds.cli.runs import command_of, slots_of, without_onnx
 from palm_ds.cli.sweep import COMMAND as SWEEP
 from palm_ds.common.errors import UserError
 from tests.helpers.small_corpus import write_small_corpus
+from tests.helpers.warm_python import run
 from tests.train.sweeps.test_search_space import write
 
 
@@ -73,6 +74,43 @@ tasks: {{knowledge_masking: {{source: mine}}, sentence_distance: {{source: mine}
 stages: [{{knowledge_masking: 3}}, {{sentence_distance: 3}}]
 held_out: 0.1
 """
+
+
+ENDS = """
+import os, signal, sys
+from palm_ds.cli.command import CONTINUES, Command
+from palm_ds.cli.runs import alone_in
+from pathlib import Path
+
+def run(args):
+    with alone_in(Path(sys.argv[1])):
+        signal.raise_signal(int(sys.argv[2]))
+
+# The tests may run under `nohup`, or in the background of a shell, where Ctrl-C is ignored.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+Command(name="x", summary="", usage="", examples="", add_arguments=lambda parser: None, run=run,
+        interrupted=CONTINUES).start([])
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [
+        (signal.SIGINT, 130, "stopped"),
+        (signal.SIGUSR1, 130, "stopped"),
+        (signal.SIGTERM, 143, "ended by SIGTERM"),
+        (signal.SIGHUP, 129, "ended by SIGHUP"),
+    ],
+)
+def test_signals_end_a_command_of_runs_as_they_end_others(
+    number: int, code: int, said: str, tmp_path: Path
+) -> None:
+    """SIGTERM and SIGHUP were 130."""
+    done = run(["-c", ENDS, tmp_path, int(number)])
+    assert done.stderr == f"{said}; run the same command again to continue\n"
+    assert done.returncode == code
+    assert not (tmp_path / "run.lock").exists()
 
 
 class RunsError(Exception):
