@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -29,13 +29,14 @@ from palm_ds.text.tokens import SpecialTokens, TokenSpan
 
 @dataclass(frozen=True)
 class TokenizedColumn:
-    """Tokenized texts, concatenated."""
+    """Tokenized texts, concatenated. Large tables have billions of tokens, so that these are int32;
+    what is read of them is int64."""
 
-    ids: np.ndarray  # (tokens,) int64
-    spans: np.ndarray  # (tokens, 2) int64: characters [from, to) of the text
+    ids: np.ndarray  # (tokens,) int32
+    spans: np.ndarray  # (tokens, 2) int32: characters [from, to) of the text
     starts: np.ndarray  # (texts + 1,) int64: the first token of each text
 
-    @property
+    @cached_property
     def lengths(self) -> np.ndarray:
         """(texts,) number of tokens."""
         return np.diff(self.starts)
@@ -45,15 +46,15 @@ class TokenizedColumn:
         here; `place` converts it to a place within the text."""
         start, end = self.starts[text], self.starts[text + 1]
         stop = end if last is None else min(start + last, end)
-        return TokenSpan(int(start + first), self.ids[start + first : stop])
+        return TokenSpan(int(start + first), self.ids[start + first : stop].astype(np.int64))
 
     def place(self, text: int, origin: np.ndarray) -> np.ndarray:
         """Places within the text of its tokens, given their origins."""
         return origin - self.starts[text]
 
     def spans_of(self, text: int) -> np.ndarray:
-        """(tokens of the text, 2) the character span of each token."""
-        return self.spans[self.starts[text] : self.starts[text + 1]]
+        """(tokens of the text, 2) int64: the character span of each token."""
+        return self.spans[self.starts[text] : self.starts[text + 1]].astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -230,12 +231,12 @@ def encode(texts: Sequence[str], tokenizer: Tokenizer) -> TokenizedColumn:
     """Tokenizes texts, without special tokens; equal texts only once."""
     number = {text: i for i, text in enumerate(dict.fromkeys(texts))}
     distinct, lengths = list(number), np.empty(len(number), np.int64)
-    ids, spans = [np.empty(0, np.int64)], [np.empty((0, 2), np.int64)]
+    ids, spans = [np.empty(0, np.int32)], [np.empty((0, 2), np.int32)]
     for begin in range(0, len(distinct), _BATCH):
         found = tokenizer.encode_spans(distinct[begin : begin + _BATCH])
         lengths[begin : begin + _BATCH] = [len(own) for own, _ in found]
-        ids.append(np.concatenate([own for own, _ in found]))
-        spans.append(np.concatenate([own for _, own in found]))
+        ids.append(np.concatenate([own for own, _ in found], dtype=np.int32, casting="same_kind"))
+        spans.append(np.concatenate([own for _, own in found], dtype=np.int32, casting="same_kind"))
     starts = np.append(0, np.cumsum(lengths))
     known = TokenizedColumn(np.concatenate(ids), np.concatenate(spans), starts)
     if len(distinct) == len(texts):
@@ -272,7 +273,9 @@ def encode_lists(
     text_ends = np.cumsum([0, *(len(words) for words in lists)])
     return TokenizedWords(
         tokens=TokenizedColumn(
-            ids, inside + np.repeat(place[:, :1], lengths, 0), np.append(0, ends)[text_ends]
+            ids.astype(np.int32),
+            (inside + np.repeat(place[:, :1], lengths, 0)).astype(np.int32),
+            np.append(0, ends)[text_ends],
         ),
         firsts=ends - lengths,
         starts=text_ends,

@@ -71,7 +71,7 @@ def dialogue_example(
     last = int(words.starts[item + 1])
     first = max(int(words.starts[item]), last - max_turns)
     turns = [
-        TokenSpan(start, words.tokens.ids[start:end])
+        TokenSpan(start, words.tokens.ids[start:end].astype(np.int64))
         for start, end in zip(bounds[first:last], bounds[first + 1 : last + 1], strict=True)
     ]
     types = [dialogue_types(max_turns) - 1] * len(facts) + list(range(len(turns), 0, -1))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -329,7 +330,7 @@ class RowTexts:
     called: str
     """What messages call them: `texts`, `choices`."""
 
-    @property
+    @cached_property
     def counts(self) -> np.ndarray:
         """(rows,) the number of texts."""
         return np.diff(self.starts)

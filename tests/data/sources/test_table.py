@@ -43,6 +43,16 @@ def test_texts_are_the_tokenizers_tokens_with_their_characters(vocabulary, tmp_p
         )
 
 
+def test_a_token_takes_12_bytes_and_is_read_as_int64(vocabulary, tmp_path) -> None:
+    """It took 24."""
+    path = write_table(tmp_path / "t.tsv", [["w3 w1", 0], ["w2 w5", 1]], "text_a", "label")
+    source = open_source(path, vocabulary)
+    for column in (source.encoded("text_a"), source.words("text_a").tokens):
+        assert column.ids.nbytes + column.spans.nbytes == 12 * 4
+        assert column.read(1).ids.dtype == column.spans_of(1).dtype == np.int64
+        assert column.lengths is column.lengths  # layouts read it for every batch
+
+
 def test_a_span_never_leaves_its_text(vocabulary) -> None:
     encoded = encode(["w1 w2 w3", "w4 w5"], load_tokenizer(vocabulary))
     first = 5 + WORDS.index("w1")
