@@ -21,8 +21,8 @@ Each arm and seed has a folder OUT/BODY/ARM/seed_N with its recipe, the run, and
 Runs go one after the other. Called again, the study continues; what is finished is not repeated,
 and a measure that was not asked for before is added. Called in several terminals, on a GPU that
 one small model does not fill, the processes share the runs. --table writes the table of all that
-is there into a page, between its two marks. --record keeps all measures in one file, a line of JSON
-each, with which a study continues on another machine.
+is there into a page, between its two marks for the language of the corpus. --record keeps all
+measures in one file, a line of JSON each, with which a study continues on another machine.
 """
 
 from __future__ import annotations
@@ -66,7 +66,6 @@ BODIES: Mapping[str, Sequence[str]] = {
 REFERENCE_BODY = "modern"
 CAPITALS = "capitalization"
 OF_TASK = "tasks: "
-FIRST, LAST = "<!-- table of benchmarks/study.py -->", "<!-- end of the table -->"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -484,11 +483,20 @@ def shown(values: Sequence[float]) -> str:
     return f"{statistics.fmean(values):.3f} ± {statistics.stdev(values):.3f}"
 
 
-def write_table(page: Path, text: str) -> None:
-    before, first, rest = page.read_text(encoding="utf-8").partition(FIRST)
-    _, last, after = rest.partition(LAST)
-    if not last:
-        raise SystemExit(f"{page}: no lines {FIRST} and {LAST}")
+def marks(language: str) -> tuple[str, str]:
+    """The lines of a page before and after the table of a language."""
+    return (
+        f"<!-- table of benchmarks/study.py, {language} -->",
+        f"<!-- end of the table, {language} -->",
+    )
+
+
+def write_table(page: Path, text: str, language: str) -> None:
+    first, last = marks(language)
+    before, _, rest = page.read_text(encoding="utf-8").partition(first)
+    _, found, after = rest.partition(last)
+    if not found:
+        raise SystemExit(f"{page}: no lines {first} and {last}")
     page.write_text(f"{before}{first}\n\n{text}\n\n{last}{after}", encoding="utf-8")
 
 
@@ -505,7 +513,7 @@ def main() -> None:
     if args.record:
         restore(args.record, runs)
     if args.table:
-        write_table(args.table, table(runs))
+        write_table(args.table, table(runs), language_of(args.corpus))
         return
     try:
         run_all(runs, args)

@@ -81,20 +81,22 @@ def test_chinese_has_no_capitals() -> None:
 
 def test_a_page_gets_the_table(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{study.FIRST}\nold\n{study.LAST}\nafter\n")
+    english, chinese = map(study.marks, ("en", "zh"))
+    others = f"before\n{english[0]}\nEnglish\n{english[1]}\n"
+    page.write_text(f"{others}{chinese[0]}\nold\n{chinese[1]}\nafter\n")
     runs = [study.Run(arm="joint", body="bert", seed=seed, out=tmp_path) for seed in (1, 2, 3)]
     for run, loss in zip(runs, (2.0, 4.0), strict=False):  # the third is not there yet
         run.folder.mkdir(parents=True)
         times = {"flops": 1, "seconds": 1800, "cpu_seconds": 900, "deepspeed_config": "cpu.json"}
         run.measures.write_text(json.dumps({**times, "parts": ["masked"], "masked": loss}))
-    study.write_table(page, study.table(runs))
+    study.write_table(page, study.table(runs), "zh")
     text = page.read_text()
     assert "| bert | joint | 2 | 3.000 ± 1.414 |" in text and "old" not in text
     assert "took 1.0 hours, 0.5 of processor time." in text
-    assert text.startswith("before\n") and text.endswith(f"{study.LAST}\nafter\n")
+    assert text.startswith(others) and text.endswith(f"{chinese[1]}\nafter\n")
     page.write_text("no marks")
     with pytest.raises(SystemExit, match="no lines"):
-        study.write_table(page, "")
+        study.write_table(page, "", "zh")
 
 
 @pytest.fixture
