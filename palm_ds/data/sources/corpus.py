@@ -121,6 +121,12 @@ class CorpusSource(CachesResults):
         last = np.searchsorted(offsets, offsets[first] + tokens, side="right") - 1
         return np.clip(last, first + 1, limit)
 
+    def sentence_begin(self, last: np.ndarray, limit: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """The first of the whole sentences before sentence `last` that fit in `tokens`: at least
+        one sentence, never before sentence `limit`."""
+        offsets = self.corpus.sentence_starts
+        return np.clip(np.searchsorted(offsets, offsets[last] - tokens), limit, last - 1)
+
     def tokens_around(self, start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Number of tokens that the document of each span [start, end) has before and after it."""
         document = self.document_of(start)

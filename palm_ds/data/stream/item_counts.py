@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from palm_ds.data.tasks.task import CorpusTask
 
 log = logging.getLogger(__name__)
-_VERSION = 1
+_VERSION = 2
+"""Another one when the items of a task change, but not its own file."""
 _MIN_SEGMENTS = 16
 """With fewer, starting worker processes takes longer than counting."""
 
