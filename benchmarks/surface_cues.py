@@ -1,4 +1,4 @@
-"""How much of a pretraining task can be told without understanding the text.
+"""How far surface cues decide a pretraining task, without any understanding of its texts.
 
     python benchmarks/surface_cues.py launch/recipes/study/joint.yaml sources.text.corpus=CORPUS
 
@@ -9,8 +9,8 @@ gradient-boosted trees on held-out examples, beside that of the most frequent cl
     surface    also the first and the last token of each segment, and whether it opens a quotation
                that it does not close, or closes one that it did not open
 
-An encoder that is not better than `surface` may have learned nothing else. One that `lengths` can
-tell is a task that gives its labels away.
+An encoder that is not better than `surface` may have learned nothing else. A task that `lengths`
+decides gives its labels away.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from palm_ds.train.setup.resolve import resolve  # noqa: E402
 from palm_ds.train.setup.sources import Data, open_data  # noqa: E402
 
 FREQUENT = 200
-"""First and last tokens that are told apart; all others are one."""
+"""First and last tokens that are distinguished; all others are one."""
 OPENING, CLOSING, EITHER = "“‘«「『", "”’»」』", '"'
 
 
