@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.cpu import compute_on_cpu  # noqa: E402
-from palm_ds.common.errors import exit_on_user_error  # noqa: E402
+from palm_ds.common.errors import UserError, exit_on_user_error  # noqa: E402
 from palm_ds.data.stream.task_group_dataset import TaskGroupDataset  # noqa: E402
 from palm_ds.data.tasks.example import Example  # noqa: E402
 from palm_ds.pretrain.shared.predictions import ClassPrediction  # noqa: E402
@@ -127,9 +127,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--held_out", type=int, default=5_000, help="to score them on")
     args = parser.parse_args(arguments)
     recipe = make_recipe(read_values(args.recipe, args.overrides), args.recipe)
+    if not recipe.held_out:
+        raise UserError(f"{args.recipe}: held_out: 0 leaves nothing to score trees on; use 0.05")
     data = open_data(recipe)
+    tasks = list(sides_of(resolve(recipe, data), data))
+    if not tasks:
+        raise UserError(f"{args.recipe}: no task group begins with a task that classifies texts")
     print(f"{'task':26} {'training':>8} {'held out':>8}  {'most frequent':>13}  lengths  surface")
-    for name, *both in sides_of(resolve(recipe, data), data):
+    for name, *both in tasks:
         (texts, labels), (held_out, right) = map(examples_of, both, (args.examples, args.held_out))
         table, lengths, classes = features([*texts, *held_out], data.tokenizer)
         every, scored = np.append(labels, right), len(right)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.surface_cues import main, open_quotations
+from palm_ds.common.errors import UserError
 from tests.helpers.pair_corpus import tokenizer_of, write_sentences
 
 RECIPE = """
@@ -35,6 +36,23 @@ stages: [{{sentence_order + knowledge_masking: 2}}, {{knowledge_masking: 2}}]
 )
 def test_open_quotations(text: str, found: tuple[int, int, int]) -> None:
     assert open_quotations(text.split()) == found
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("held_out=0", "held_out: 0 leaves nothing to score trees on"),
+        ("stages=[{knowledge_masking: 2}]", "no task group begins with a task that classifies"),
+    ],
+)
+def test_a_recipe_with_nothing_to_score_is_refused(
+    override: str, message: str, tmp_path: Path
+) -> None:
+    documents = [(str(n), ["a b", "c d"]) for n in range(8)]
+    write_sentences(tmp_path / "corpus", documents, tokenizer_of("a b c d"))
+    (tmp_path / "recipe.yaml").write_text(RECIPE.format(corpus=tmp_path / "corpus"))
+    with pytest.raises(UserError, match=message):
+        main([str(tmp_path / "recipe.yaml"), override])
 
 
 @pytest.mark.parametrize(
