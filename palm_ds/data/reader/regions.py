@@ -142,6 +142,8 @@ def _array(value: object, name: str) -> np.ndarray:
         if isinstance(value, str | bytes):
             array = np.frombuffer(base64.b64decode(value, validate=True), "<f4")
         else:
+            if np.iscomplexobj(value):  # which numpy would only warn of
+                raise TypeError
             with np.errstate(over="ignore"):  # infinite numbers are refused below
                 array = np.asarray(value, np.float32)
     except (ValueError, TypeError, OverflowError, binascii.Error):

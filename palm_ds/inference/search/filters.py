@@ -50,14 +50,17 @@ def clause_of(filter: Filter) -> Clause:
     return " AND ".join(sql for sql, _ in clauses), [x for _, each in clauses for x in each]
 
 
-def check_keys(connection: sqlite3.Connection, filter: Filter) -> None:
-    """Raises UserError if a condition cannot hold because no text has its key."""
+def check_keys(
+    connection: sqlite3.Connection, filter: Filter, *, all_known: bool = False
+) -> None:
+    """Raises UserError if a condition cannot hold because no text has its key; `all_known`: also
+    if it would hold for every text, as `!=` and null."""
     keys = "SELECT DISTINCT m.key FROM texts, json_each(texts.metadata) AS m"
     known = {key for (key,) in connection.execute(keys)}
     for key in sorted(filter.keys() - known):
         sql, parameters = clause_of({key: filter[key]})
         without_any = f"SELECT {sql} FROM (SELECT '{{}}' AS metadata) AS texts"
-        if not connection.execute(without_any, parameters).fetchone()[0]:
+        if all_known or not connection.execute(without_any, parameters).fetchone()[0]:
             raise UserError(f"filter: no text has {key!r:.60}{suggest(key, known)}")
 
 

@@ -336,11 +336,14 @@ class Store:
 
     def delete_where(self, filter: Filter, *, deadline: float = math.inf) -> int:
         """Delete the texts that a filter allows; returns how many. Raises UserError, also for an
-        empty filter."""
+        empty filter, and for one with a key that no text has: mistyped, `{"lang": {"!=": "en"}}`
+        would delete every text."""
         sql, parameters = clause_of(filter)
         if not filter:
             raise UserError("filter: empty: it would delete every text")
         with self._writing(deadline) as connection:
+            if connection.execute("SELECT 1 FROM texts LIMIT 1").fetchone():
+                check_keys(connection, filter, all_known=True)
             found = connection.execute(f"SELECT id FROM texts WHERE {sql}", parameters)
             return self._remove(connection, [identity for (identity,) in found.fetchall()])
 

@@ -94,6 +94,7 @@ def test_a_column_of_that_name_is_no_image_unless_said_so() -> None:
         ({"boxes": [[5, 5, 1, 9]], "features": [[1]]}, "box 1 ends before it begins"),
         ({"features": [[1.0, 2.0]] * 2}, "features: 4 numbers, not a multiple of the 3 boxes"),
         ({"features": "???"}, "features: neither lists of numbers nor base64"),
+        ({"features": np.full((3, 2), 1 + 2j)}, "features: neither lists of numbers"),
         ({"features": [[float("nan")]] * 3}, "features: has a NaN"),
         ({"classes": [[-1.0, 2.0]] * 3}, "classes: not a distribution"),
         ({"boxes": None}, "no boxes or bbox; it has"),

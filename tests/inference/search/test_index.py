@@ -276,6 +276,10 @@ def test_mistakes_in_one_line(tmp_path: Path) -> None:
         index.add(texts_of(["a"]), np.full((1, SIZE), np.nan, np.float32))
     with pytest.raises(UserError, match="filter: empty: it would delete every text"):
         index.delete(filter={})
+    for wanted in ("x", None, {"!=": "x"}):
+        with pytest.raises(UserError, match="filter: no text has ' off'; did you mean \"of\""):
+            index.delete(filter={" off": wanted})
+    assert index.total == 2
     index.close()
     with pytest.raises(UserError, match="i: already exists and is not empty"):
         create_index(tmp_path / "i", EMBEDDING, SIZE)
