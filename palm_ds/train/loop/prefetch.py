@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import signal
+import sys
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ from palm_ds.model.inputs.batch import Batch
 from palm_ds.runtime.deepspeed.ds_config import DSConfig
 from palm_ds.train.setup.build import AnyStream
 
+_CONTEXT = "fork" if sys.platform == "linux" else None
+"""How workers start. Python 3.14's own choice on Linux would give each a copy of the tables, by
+pickle; forked, they share the memory of the training process."""
 _Built: TypeAlias = list[Batch] | UserError | TemporaryError
 """What a worker makes of a step: micro-batches, or why there are none."""
 
@@ -35,6 +39,7 @@ def prefetched(
         batch_size=None,
         sampler=steps,
         num_workers=workers,
+        multiprocessing_context=_CONTEXT if workers else None,
         prefetch_factor=2 if workers else None,
         collate_fn=_identity,
         pin_memory=engine.device.type == "cuda",

@@ -2,6 +2,7 @@ import atexit
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from functools import partial
 from types import SimpleNamespace
@@ -60,6 +61,16 @@ def test_what_a_worker_cannot_build_is_the_line_of_its_error(
         next(batches_of)
     del batches_of  # ends its worker
     assert str(caught.value) == str(error) and vars(caught.value) == vars(error)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux")
+def test_workers_share_the_memory_of_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on Python 3.14, which would pickle the stream for each of them."""
+    context = multiprocessing.get_context("forkserver")
+    monkeypatch.setattr(multiprocessing.context._default_context, "_actual_context", context)  # type: ignore[attr-defined]
+    batches_of = built(UserError(), 1)  # has a lambda, which cannot be pickled
+    assert next(batches_of) == [0]
+    del batches_of
 
 
 def test_workers_end_with_a_program_that_still_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
