@@ -123,7 +123,7 @@ class ClassPairs(DenseEmbeddingTask):
 
     def check_labels(self, source: TableSource) -> None:
         source.need(self.label_column, self.where)
-        for item, value in enumerate(source.column(self.label_column)):
+        for item, value in enumerate(source.single_values(self.label_column)):
             labels.one_value(value, self, source, item)
 
     def check_step(self, source: TableSource, examples: int) -> None:
@@ -135,7 +135,7 @@ class ClassPairs(DenseEmbeddingTask):
 
     def classes(self, source: TableSource) -> Classes:
         """The classes of the rows."""
-        names = source.column(self.label_column)
+        names = source.single_values(self.label_column)
         return source.cached(f"classes of {self.name}", lambda: Classes.of(list(map(str, names))))
 
     def describe_labels(self, source: TableSource) -> str:

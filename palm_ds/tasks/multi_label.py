@@ -13,7 +13,7 @@ wide, followed by a dropout of 0.5.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
@@ -86,10 +86,9 @@ class MultiLabel(WholeTextTask, ClassesTask):
         given = source.column(self.label_column) if self.label_column in source.columns else []
         return any(isinstance(value, Mapping) for value in given)
 
-    def names_in(self, source: TableSource) -> set[str]:
+    def row_labels(self, source: TableSource) -> Iterator[list[str]]:
         values = source.column(self.label_column)
-        cells = (labels.split_names(value, self.separator, self.nothing) for value in values)
-        return {name for names in cells for name in names}
+        return (labels.split_names(value, self.separator, self.nothing) for value in values)
 
     def describe(self, source: TableSource) -> str:
         others = [separator for separator in _SEPARATORS if separator not in self.separator]

@@ -56,7 +56,7 @@ class MultipleChoice(OptionalImages):
         self.columns_of(source)
         source.need(self.label_column, self.where)
         rows = replace(source, numbers=source.numbers[self.labeled(source)])
-        labels = [str(value) for value in rows.column(self.label_column)]
+        labels = [str(value) for value in rows.single_values(self.label_column)]
         answers = self.answers or _written(labels)
         first = self.count_from
         if first < 0:
@@ -95,7 +95,7 @@ class MultipleChoice(OptionalImages):
     def _targets(self, source: TableSource) -> np.ndarray:
         if self.label_column not in source.columns:
             return np.full(len(source), -1)
-        pairs = zip(source.column(self.label_column), self._choices(source), strict=True)
+        pairs = zip(source.single_values(self.label_column), self._choices(source), strict=True)
         return np.array([self._number(label, choices) for label, choices in pairs], np.int64)
 
     def _number(self, label: object, choices: list[str]) -> int:
@@ -114,7 +114,7 @@ class MultipleChoice(OptionalImages):
     def _right(self, source: TableSource, item: int) -> None:
         """Raises UserError if the label of a row is not one of its choices."""
         source.need(self.label_column, self.where)
-        label, choices = source.column(self.label_column)[item], self._choices(source)[item]
+        label, choices = source.single_values(self.label_column)[item], self._choices(source)[item]
         labels.one_value(label, self, source, item)
         if self._number(label, choices) < 0:
             known = [self._name(number, choices) for number in (0, len(choices) - 1)]
@@ -218,7 +218,7 @@ class MultipleChoice(OptionalImages):
         no choices, labels are compared as text."""
         labels = [str(prediction["label"]) for prediction in predictions.values()]
         if self.choices not in source.columns or not self.answers:
-            column = source.column(self.label_column)
+            column = source.single_values(self.label_column)
             return {"accuracy": accuracy(labels, [str(column[item]) for item in predictions])}
         choices = self._choices(source)
         pairs = zip(labels, predictions, strict=True)
@@ -229,7 +229,7 @@ class MultipleChoice(OptionalImages):
 
     def check_labels(self, source: TableSource) -> None:
         source.need(self.label_column, self.where)
-        missing(source.column(self.label_column), source, self.label_column)
+        missing(source.single_values(self.label_column), source, self.label_column)
 
     def prepared(
         self, source: TableSource, predictions: Sequence[StoredPrediction]

@@ -165,6 +165,21 @@ def test_several_labels_in_a_row_are_refused(tmp_path: Path) -> None:
         task_of(labels=["no", "yes"]).check(source, labeled=True)
 
 
+def test_classes_in_lists_of_one_are_read_as_doccano_writes_them(tmp_path: Path) -> None:
+    rows = [{"text_a": "x", "label": ["pos, a"]}, {"text_a": "y", "label": ["neg"]}]
+    source = source_of(tmp_path, rows)
+    task = make_task(Classification, "one").resolved(source)
+    assert task.labels == ("neg", "pos, a")
+    task.check(source, labeled=True)
+    assert task.true_labels(source) == ["pos, a", "neg"]
+    assert task.describe_labels(source) == "neg 1, pos, a 1"
+    nothing = source_of(tmp_path, [*rows, {"text_a": "z", "label": []}])
+    with pytest.raises(UserError, match=r":3: label is an empty list; `read: {drop: {label: "):
+        task.check(nothing, labeled=True)
+    read = {"drop": {"label": ["[]"]}}
+    assert len(source_of(tmp_path, [*rows, {"text_a": "z", "label": []}], **read)) == 2
+
+
 def test_odd_labels_are_remarked_on_when_a_run_starts(tmp_path: Path) -> None:
     source = source_of(tmp_path, [{**ROWS[0], "label": f"{i / 7:.3f}"} for i in range(12)])
     assert (

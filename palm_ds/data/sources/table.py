@@ -167,6 +167,10 @@ class TableSource(CachesResults):
             f"column {name}", lambda: [self.row(i).get(name) for i in range(len(self))]
         )
 
+    def single_values(self, name: str) -> list[Any]:
+        """The values of a column with one for each row; `[x]`, as Doccano writes a class, is x."""
+        return self.cached(f"single {name}", lambda: _unpacked(self.column(name)))
+
     def regions(self, item: int) -> ImageRegions:
         """The regions of a row's image. Raises UserError."""
         return self.table.regions(int(self.numbers[item]))
@@ -225,6 +229,13 @@ class TableSource(CachesResults):
                 got = "nothing" if text is None else repr(text)
                 raise UserError(f"{self.where(item)}: {column}: expected a text, got {got}")
         return encode(texts, self.tokenizer)
+
+
+def _unpacked(values: list[Any]) -> list[Any]:
+    """With the only element of each list that has one; the same list if there are none."""
+    if not any(isinstance(value, list) for value in values):
+        return values
+    return [value[0] if isinstance(value, list) and len(value) == 1 else value for value in values]
 
 
 def encode(texts: Sequence[str], tokenizer: Tokenizer) -> TokenizedColumn:

@@ -14,6 +14,7 @@ from typing import Any, SupportsFloat
 import numpy as np
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.messages import counted
 from palm_ds.data.reader.cell_values import json_list, printed_list, spellings
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.interfaces import StoredPrediction
@@ -48,7 +49,7 @@ def class_sets(
     if its label is missing or unknown."""
     number = class_numbers(task.labels)
     sets = np.full((len(source), len(task.labels)), np.nan, np.float32)
-    for item, value in enumerate(_column(task, source, strict)):
+    for item, value in enumerate(_column(task, source, strict, several=True)):
         if strict and value is None:
             one_value(value, task, source, item)
         if strict and isinstance(value, str) and (printed := printed_list(value)):
@@ -221,20 +222,27 @@ def one_value(value: object, task: TextTask, source: TableSource, item: int) -> 
     """Raises UserError unless a row has exactly one label."""
     if value is None or value == "":
         raise UserError(f"{source.where(item)}: {task.label_column} is empty")
-    if isinstance(value, list | Mapping):
-        what = "a list" if len(value) == 1 else f"{len(value)} labels"
+    if value == []:
         raise UserError(
-            f"{source.where(item)}: {task.label_column}: {what}, but {task.where} expects one; for "
-            "several use `kind: multi_label`"
+            f"{source.where(item)}: {task.label_column} is an empty list; "
+            f"""`read: {{drop: {{{task.label_column}: ["[]"]}}}}` leaves such rows out"""
+        )
+    if isinstance(value, list | Mapping):
+        what = "an object" if len(value) == 1 else counted(len(value), "label")
+        raise UserError(
+            f"{source.where(item)}: {task.label_column}: {what}, but {task.where} expects one; "
+            "for several use `kind: multi_label`"
         )
 
 
-def _column(task: TextTask, source: TableSource, strict: bool) -> list[Any]:
+def _column(
+    task: TextTask, source: TableSource, strict: bool, *, several: bool = False
+) -> list[Any]:
     if strict:
         source.need(task.label_column, task.where)
     if task.label_column not in source.columns:
         return [None] * len(source)
-    return source.column(task.label_column)
+    return (source.column if several else source.single_values)(task.label_column)
 
 
 def _number(value: SupportsFloat | str) -> float:

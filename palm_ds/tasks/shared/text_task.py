@@ -6,7 +6,7 @@ row ──texts──> [CLS] text_a [SEP] text_b [SEP]   truncated to `max_lengt
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self, TypeVar
@@ -245,7 +245,12 @@ class ClassesTask(TextTask):
 
     def names_in(self, source: TableSource) -> set[str]:
         """All labels in the source."""
-        return {str(value) for value in source.column(self.label_column) if value is not None}
+        return set().union(*self.row_labels(source))
+
+    def row_labels(self, source: TableSource) -> Iterator[list[str]]:
+        """The labels of each row."""
+        values = source.single_values(self.label_column)
+        return ([] if value is None else [str(value)] for value in values)
 
     def names_predicted(self, prediction: Mapping[str, Any]) -> set[str]:
         """The labels in a prediction."""
@@ -263,7 +268,7 @@ class ClassesTask(TextTask):
         if self.label_column not in source.columns:
             return ""
         numbers = class_numbers(self.labels)
-        counts = Counter(numbers.get(str(value)) for value in source.column(self.label_column))
+        counts = Counter(numbers.get(name) for names in self.row_labels(source) for name in names)
         known = [f"{name} {counts[i]:,}" for i, name in enumerate(self.labels) if i in counts]
         more = f", ... ({len(self.labels)} labels)" if len(self.labels) > _COUNTED else ""
         return ", ".join(known[:_COUNTED]) + more if known else ""
@@ -391,6 +396,11 @@ class PositiveClassTask(ClassesTask):
         """The first of these keys that is set; empty: none."""
         keys = ("recall_at_precision", "precision_at_threshold")
         return next((key for key in keys if getattr(self, key)), "")
+
+    def true_labels(self, source: TableSource) -> list[Any]:
+        if self.label_column not in source.columns:
+            return super().true_labels(source)
+        return source.single_values(self.label_column)
 
     def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:
         """Its label as the name of a class, which other programs write as a number; and `ordered`:
