@@ -40,6 +40,7 @@ ALIASES = {
     "negatives": ("negative",),
 }
 """Columns that take a role if none has the role's own name."""
+_PLACES = (("start", "end"), ("start_offset", "end_offset"))
 _NUMBERED_NEGATIVE = re.compile(r"negative_\d+")
 _NUMBERED = ("tsv", "csv", "conll")
 _NUMBERED_WIDTH = 8
@@ -70,6 +71,9 @@ def pick(
         picked |= _by_alias(free, picked.keys() | taken, file.path)
     if isinstance(picked.get("label"), str) and _are_spans(first.get(picked["label"])):
         picked["spans"] = picked.pop("label")  # of CLUENER, Doccano, Label Studio
+    may_have = "text_a" in picked and not {"spans", "tokens"} & {*picked, *settings.columns}
+    if may_have and "entities" in free and _have_places(first.get("entities")):
+        picked["spans"] = "entities"  # of Doccano, with relations
     if not picked:
         raise UserError(_nothing(names, file, settings))
     return {role: picked[role] for role in dict.fromkeys([*ROLES, *picked]) if role in picked}
@@ -83,6 +87,16 @@ def _are_spans(label: object) -> bool:
     return isinstance(label, dict) and not (
         label and all(isinstance(worth, int | float | None) for worth in label.values())
     )
+
+
+def _have_places(entities: object) -> bool:
+    """Whether they are a list whose items say where they begin and end."""
+    if not isinstance(entities, list) or not entities:
+        return False
+    one = entities[0]
+    if isinstance(one, dict):
+        return any({start, end} <= one.keys() for start, end in _PLACES)
+    return isinstance(one, list) and [*map(type, one)] == [int, int, str]
 
 
 def _check_not_numbered(names: Sequence[str | int], first: Mapping[Any, Any], path: str) -> None:

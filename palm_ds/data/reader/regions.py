@@ -142,7 +142,7 @@ def _array(value: object, name: str) -> np.ndarray:
         if isinstance(value, str | bytes):
             array = np.frombuffer(base64.b64decode(value, validate=True), "<f4")
         else:
-            if np.iscomplexobj(value):  # which numpy would only warn of
+            if isinstance(value, np.ndarray) and value.dtype.kind == "c":  # numpy would only warn
                 raise TypeError
             with np.errstate(over="ignore"):  # infinite numbers are refused below
                 array = np.asarray(value, np.float32)

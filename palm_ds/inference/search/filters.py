@@ -50,9 +50,7 @@ def clause_of(filter: Filter) -> Clause:
     return " AND ".join(sql for sql, _ in clauses), [x for _, each in clauses for x in each]
 
 
-def check_keys(
-    connection: sqlite3.Connection, filter: Filter, *, all_known: bool = False
-) -> None:
+def check_keys(connection: sqlite3.Connection, filter: Filter, *, all_known: bool = False) -> None:
     """Raises UserError if a condition cannot hold because no text has its key; `all_known`: also
     if it would hold for every text, as `!=` and null."""
     keys = "SELECT DISTINCT m.key FROM texts, json_each(texts.metadata) AS m"

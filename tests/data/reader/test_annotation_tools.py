@@ -44,6 +44,13 @@ SPAN = {
 }
 RELATION = {"from_id": "a", "to_id": "b", "type": "relation", "direction": "right"}
 
+DOCCANO_RELATIONS = {
+    "text": TEXT,
+    "entities": [{"id": 3, "label": "PER", "start_offset": 0, "end_offset": 4}],
+    "relations": [],
+    "Comments": [],
+}
+
 
 def task_of(*results: Mapping[str, Any], cancelled: bool = False) -> dict[str, Any]:
     """A task of Label Studio's JSON export with one annotation."""
@@ -77,6 +84,10 @@ MULTIPLE = {"config": {"choice_style": "multiple"}, "accept": ["job", "sport"]}
         (task_of(), {"spans": []}),
         (task_of(choice("job")), {"label": "job"}),
         (task_of(choice("job", "sport")), {"label": ["job", "sport"]}),
+        ({"text": TEXT, "label": [[0, 4, "PER"]], "Comments": []}, {"spans": [PERSON]}),
+        ({"text": TEXT, "label": ["job"], "Comments": []}, {"label": ["job"]}),
+        (DOCCANO_RELATIONS, {"spans": [PERSON]}),
+        ({"text": TEXT, "entities": ["Mary"], "label": "job"}, {"label": "job"}),
     ],
 )
 def test_annotations_become_labels(
