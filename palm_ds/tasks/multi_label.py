@@ -90,6 +90,9 @@ class MultiLabel(WholeTextTask, ClassesTask):
         values = source.column(self.label_column)
         return (labels.split_names(value, self.separator, self.nothing) for value in values)
 
+    def describe_labels(self, source: TableSource) -> str:
+        return "" if self.soft else super().describe_labels(source)
+
     def describe(self, source: TableSource) -> str:
         others = [separator for separator in _SEPARATORS if separator not in self.separator]
         odd = sorted(x for x in self.names_in(source) if any(sep in x for sep in others))

@@ -168,6 +168,9 @@ def test_soft_labels_say_what_classes_are_worth(tmp_path: Path) -> None:
     assert scored.metrics(read, source)["soft_accuracy"] == pytest.approx(1.6 / 3)
     assert task.true_labels(source)[1] == {"no": 0.6}
     assert not task_of().resolved(source_of(tmp_path, ROWS)).soft
+    assert task.describe_labels(source) == ""
+    listed = source_of(tmp_path, ROWS)
+    assert task_of().resolved(listed).describe_labels(listed) == "arts 2, law 1, sport 1"
 
 
 def test_what_a_class_is_worth_is_a_number_up_to_1(tmp_path: Path) -> None:
