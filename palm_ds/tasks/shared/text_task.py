@@ -245,7 +245,7 @@ class ClassesTask(TextTask):
 
     def names_in(self, source: TableSource) -> set[str]:
         """All labels in the source."""
-        return set().union(*self.row_labels(source))
+        return {name for names in self.row_labels(source) for name in names}
 
     def row_labels(self, source: TableSource) -> Iterator[list[str]]:
         """The labels of each row."""
