@@ -138,6 +138,7 @@ class Command:
             if isinstance(sys.stdout, io.TextIOWrapper):
                 sys.stdout.reconfigure(errors="backslashreplace")
         adapt_to_open_mpi()
+        _fork_processes()
         _leave(_until_interrupted(lambda: self.main(argv), self.interrupted))
 
 
@@ -425,6 +426,15 @@ def _invocation(name: str) -> tuple[str, str]:
     if script.suffix == ".py" and script.parent.name in ("launch", "convert_ckpt"):
         return f"python {script}", str(script)
     return f"palm-ds {name}", ""
+
+
+def _fork_processes() -> None:
+    """As Python before 3.14 does on Linux. The fork server of 3.14 would warn of the semaphores of
+    locks, such as tqdm's, as leaked when a training process leaves."""
+    if sys.version_info >= (3, 14) and sys.platform == "linux":
+        import multiprocessing
+
+        multiprocessing.set_start_method("fork")
 
 
 def _leave(code: int) -> NoReturn:
