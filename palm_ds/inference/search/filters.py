@@ -53,12 +53,14 @@ def clause_of(filter: Filter) -> Clause:
 def check_keys(connection: sqlite3.Connection, filter: Filter, *, all_known: bool = False) -> None:
     """Raises UserError if a condition cannot hold because no text has its key; `all_known`: also
     if it would hold for every text, as `!=` and null."""
-    keys = "SELECT DISTINCT m.key FROM texts, json_each(texts.metadata) AS m"
-    known = {key for (key,) in connection.execute(keys)}
-    for key in sorted(filter.keys() - known):
+    metadata = "FROM texts, json_each(texts.metadata) AS m"
+    for key in sorted(filter):
+        if connection.execute(f"SELECT 1 {metadata} WHERE m.key = ? LIMIT 1", [key]).fetchone():
+            continue
         sql, parameters = clause_of({key: filter[key]})
         without_any = f"SELECT {sql} FROM (SELECT '{{}}' AS metadata) AS texts"
         if all_known or not connection.execute(without_any, parameters).fetchone()[0]:
+            known = {name for (name,) in connection.execute(f"SELECT DISTINCT m.key {metadata}")}
             raise UserError(f"filter: no text has {key!r:.60}{suggest(key, known)}")
 
 
