@@ -41,6 +41,7 @@ ALIASES = {
 }
 """Columns that take a role if none has the role's own name."""
 _PLACES = (("start", "end"), ("start_offset", "end_offset"))
+"""What tools call the first character of a span and the one after its last."""
 _NUMBERED_NEGATIVE = re.compile(r"negative_\d+")
 _NUMBERED = ("tsv", "csv", "conll")
 _NUMBERED_WIDTH = 8
@@ -71,8 +72,8 @@ def pick(
         picked |= _by_alias(free, picked.keys() | taken, file.path)
     if isinstance(picked.get("label"), str) and _are_spans(first.get(picked["label"])):
         picked["spans"] = picked.pop("label")  # of CLUENER, Doccano, Label Studio
-    may_have = "text_a" in picked and not {"spans", "tokens"} & {*picked, *settings.columns}
-    if may_have and "entities" in free and _have_places(first.get("entities")):
+    no_spans = "text_a" in picked and not {"spans", "tokens"} & {*picked, *settings.columns}
+    if no_spans and "entities" in free and _have_places(first.get("entities")):
         picked["spans"] = "entities"  # of Doccano, with relations
     if not picked:
         raise UserError(_nothing(names, file, settings))

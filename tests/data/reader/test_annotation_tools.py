@@ -87,6 +87,7 @@ MULTIPLE = {"config": {"choice_style": "multiple"}, "accept": ["job", "sport"]}
         ({"text": TEXT, "label": [[0, 4, "PER"]], "Comments": []}, {"spans": [PERSON]}),
         ({"text": TEXT, "label": ["job"], "Comments": []}, {"label": ["job"]}),
         (DOCCANO_RELATIONS, {"spans": [PERSON]}),
+        (DOCCANO_RELATIONS | {"entities": [[0, 4, "PER"]]}, {"spans": [PERSON]}),
         ({"text": TEXT, "entities": ["Mary"], "label": "job"}, {"label": "job"}),
     ],
 )
